@@ -36,7 +36,10 @@ def copy_folder(url: str, target: Path, include: list[str]) -> Path:
 def local_file(url: str, target: Path) -> Path:
     """A file as a local path: the file itself, or a copy of a remote one at `target`, made whole or not at
     all. SourceError when it cannot be read."""
-    fs, path = fsspec.core.url_to_fs(resolve_url(url))
+    try:
+        fs, path = fsspec.core.url_to_fs(resolve_url(url))
+    except (ValueError, ImportError) as error:
+        raise SourceError(f"cannot read {url}: {error}") from error
     if isinstance(fs, LocalFileSystem):
         if not Path(path).is_file():
             raise SourceError(f"there is no file {url}")
@@ -46,7 +49,7 @@ def local_file(url: str, target: Path) -> Path:
         partial = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             fs.get_file(path, str(partial))
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise SourceError(f"cannot read {url}: {error}") from error
         os.replace(partial, target)
     return target
@@ -59,6 +62,6 @@ def read_text(url: str) -> str:
         if fs.size(path) > MAX_BYTES:
             raise SourceError(f"{url} has more than {MAX_BYTES:,} bytes")
         text: str = fs.cat_file(path).decode("utf-8-sig")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         raise SourceError(f"cannot read {url}: {error}") from error
     return text

@@ -101,10 +101,10 @@ class OtherFormat(TextFormat, TokenFormat):
         stated = [config.eos_token_id, self._its.eos_token_id]
         if (advice := folder / "generation_config.json").exists():
             stated.insert(0, checked(Generation, parse_json(read_local(advice))).eos_token_id)
-        ends = next((ids for ids in stated if ids is not None), None)
-        if ends is None:
-            raise GenerationError("nothing ends a turn. Fix: set eos_token_id in its generation_config.json")
+        ends: int | list[int] = next((ids for ids in stated if ids is not None), [])
         self.end_ids = tuple(ends) if isinstance(ends, list) else (ends,)
+        if not self.end_ids:
+            raise GenerationError("nothing ends a turn. Fix: set eos_token_id in its generation_config.json")
         self.pad_id = self.end_ids[0]
         self.vocab_size = 1 + max(self._its.get_vocab().values())
 

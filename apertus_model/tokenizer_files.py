@@ -75,9 +75,9 @@ def load_tokenizer(path: Path, name: str = "") -> Tokenizer:
     return guarded(_called(Tokenizer.from_file, name or str(path), str(path)), name or str(path))
 
 
-def open_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, without its run-time state."""
-    tokenizer = load_tokenizer(path)
+def open_tokenizer(path: Path, name: str = "") -> Tokenizer:
+    """The tokenizer of a tokenizer.json, as `load_tokenizer`, without its run-time state."""
+    tokenizer = load_tokenizer(path, name)
     set_state_aside(tokenizer)
     return tokenizer
 

@@ -192,9 +192,9 @@ def ours(shared: Path, folder: Path, on_ray: bool, settings: dict[str, Any]) -> 
         )
         apertus_model.stages.__path__.append(str(here))
         os.environ["PYTHONPATH"] = f"{folder}:{here.parent}"
-        from benchmarks.empty_units import work_of
+        from benchmarks.empty_units import Units
     else:
-        from apertus_model.stages.corpus import work_of  # type: ignore[assignment]
+        from apertus_model.stages.corpus import Units  # type: ignore[assignment]
     filters = [
         {"filter": "length", "min_characters": SHORTEST},
         {"filter": "repeated-lines", "max_share": REPEATED},
@@ -218,7 +218,7 @@ def ours(shared: Path, folder: Path, on_ray: bool, settings: dict[str, Any]) -> 
     )
     Path(job.scratch).mkdir()
     attempt = Attempt(job)
-    work = work_of(attempt)
+    work = Units(attempt)
     begun = time.time()
     units = run_units(work, attempt, StopSignal(), Progress(None))
     kept = 0 if empty else sum(unit.data["tokenised"] for unit in units)

@@ -106,10 +106,10 @@ class _Tensors(Mapping[str, "torch.Tensor"]):
     """The tensors of a checkpoint, read one by one."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        from apertus_model.trainer.checkpoint_reader import reader
+        from apertus_model.trainer.checkpoint_reader import CheckpointReader
 
         self._checkpoint = checkpoint
-        self._index: Mapping[str, Any] = reader(checkpoint).read_metadata().state_dict_metadata
+        self._index: Mapping[str, Any] = CheckpointReader(checkpoint).read_metadata().state_dict_metadata
 
     def __getitem__(self, name: str) -> torch.Tensor:
         import torch

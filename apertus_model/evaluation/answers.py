@@ -52,7 +52,7 @@ class Answers:
     completions: list[Row]
     rewards: list[Row] | None
     pad_id: int
-    seconds: float = 0.0  # of sampling, summed over workers
+    seconds: float = 0.0  # of sampling, summed over workers; 0 if no answer has a token
 
     @classmethod
     def read(cls, prompts: Artifact, completions: Artifact, rewards: Artifact | None) -> Answers:
@@ -62,7 +62,8 @@ class Answers:
         same_rows(asked, answered, *rewarded)
         pad_id = int(prompts.manifest.facts["pad_id"])
         sampled = completions.manifest.metrics
-        seconds = sampled["tokens"] / sampled["tokens_per_second"]
+        rate = sampled["tokens_per_second"]
+        seconds = sampled["tokens"] / rate if rate else 0.0
         return cls(list(asked), list(answered), list(rewarded[0]) if rewarded else None, pad_id, seconds)
 
     @property

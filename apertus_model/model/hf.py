@@ -5,7 +5,7 @@ Both sides keep query and key weights in the rotate-half layout, so the mapping 
 copies. The config is mapped by `specs.hugging_face`, files are read and written by
 `apertus_model.model.hf_folder`.
 
-Invariant: `from_hugging_face(to_hugging_face(weights)) == weights`, name by name and bit by bit.
+Invariant: `our_name(hugging_face_name(name)) == name` for every weight.
 """
 
 import re
@@ -85,17 +85,11 @@ def to_hugging_face(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
     return renamed
 
 
-def from_hugging_face(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights under our names. The constants of xIELU are compared with those of this model and left out.
-    KeyError for a weight without a counterpart; HuggingFaceError when beta or eps is not this model's."""
-    renamed: dict[str, torch.Tensor] = {}
+def check_constants(weights: Mapping[str, torch.Tensor]) -> None:
+    """Raises HuggingFaceError when a constant of xIELU, by its name in transformers, is not this model's."""
     for name, weight in weights.items():
-        ours = our_name(name)
-        if ours is not None:
-            renamed[ours] = weight
-        elif weight.numel() != 1 or weight.cpu().reshape(()) != constant(name, weight.dtype):
+        if weight.numel() != 1 or weight.cpu().reshape(()) != constant(name, weight.dtype):
             raise HuggingFaceError(
                 f"{name} is {weight.tolist()}, this model computes xIELU with"
                 f" {constant(name, weight.dtype).item()}"
             )
-    return renamed

@@ -19,7 +19,7 @@ import fsspec
 import torch
 from fsspec.implementations.local import LocalFileSystem
 
-from apertus_model.model.hf import CONSTANTS, constant, from_hugging_face, hugging_face_name, our_name
+from apertus_model.model.hf import CONSTANTS, check_constants, constant, hugging_face_name, our_name
 from apertus_model.model.model import shapes
 from infra.store.hugging_face import INDEX, SINGLE, read_small
 from specs.foreign import MAX_BYTES, ForeignError, checked, parse_json
@@ -173,7 +173,7 @@ class FolderWeights:
                 opened = safe_open(self._fetch(file), framework="pt")
             except (SafetensorError, OSError) as error:
                 raise HuggingFaceError(f"cannot read {file} of {self.url}: {error}") from error
-            from_hugging_face(
+            check_constants(
                 {name: opened.get_tensor(name) for name in opened.keys() if name.endswith(CONSTANTS)}  # noqa: SIM118
             )
             self._file = (file, opened)

@@ -19,9 +19,9 @@ from typing import Any
 import spmd_types as spmd
 import torch
 from torch import nn
+from torchtitan.components.lora import _get_lora_cls
 from torchtitan.models.common import Linear
 from torchtitan.models.common.decoder_sharding import dense_param_placement
-from torchtitan.protocols.sharding import ShardingConfig
 
 from apertus_model.model.init import local_part, owned_region
 from apertus_model.model.output import REWARD_HEAD
@@ -35,48 +35,25 @@ _PARENTS = {
     "wo": "attention",
 } | dict.fromkeys(("up_proj", "down_proj"), "feed_forward")
 
+_TitanLora: Any = _get_lora_cls(Linear)
 
-class LoraLinear(Linear):
-    """A linear layer with an adapter. The base weight has the same name as without one."""
+
+class LoraLinear(_TitanLora):
+    """torchtitan's linear layer with an adapter, whose scale is stored too. The base weight has the same name
+    as without an adapter."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Linear.Config):
-        rank: int
-        alpha: float
+    class Config(_TitanLora.Config):
+        pass
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        inner, outer = _adapter_sharding(config.sharding_config)
-
-        def linear(inputs: int, outputs: int, sharding: ShardingConfig | None) -> Linear:
-            return Linear.Config(
-                in_features=inputs,
-                out_features=outputs,
-                param_init=config.param_init,
-                sharding_config=sharding,
-            ).build()
-
-        self.lora_a = linear(config.in_features, config.rank, inner)
-        self.lora_b = linear(config.rank, config.out_features, outer)
-        self.scale = config.alpha / config.rank
-        self.register_buffer("lora_scale", torch.tensor(self.scale))
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """(..., in) -> (..., out)."""
-        return super().forward(input) + self.scale * self.lora_b(self.lora_a(input))
+        for adapter in (self.lora_a, self.lora_b):
+            adapter._param_init = config.param_init  # `initialise_parameters` fills them
+        self.register_buffer("lora_scale", torch.tensor(self._lora_scaling))
 
     def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
-        self.lora_scale.fill_(self.scale)
-
-
-def _adapter_sharding(base: ShardingConfig | None) -> tuple[ShardingConfig | None, ShardingConfig | None]:
-    """Tensor-parallel layout: A or B is split where it meets the split side of W; the other is replicated."""
-    if base is None:
-        return None, None
-    replicated = ShardingConfig(state_shardings={"weight": dense_param_placement(tp=spmd.R)})
-    split = ShardingConfig(state_shardings={"weight": base.state_shardings["weight"]})
-    column_parallel = base.state_shardings["weight"] == dense_param_placement(tp=spmd.S(0))
-    return (replicated, split) if column_parallel else (split, replicated)
+        self.lora_scale.fill_(self._lora_scaling)
 
 
 def add_adapters(model: nn.Module, lora: Lora) -> None:

@@ -197,8 +197,6 @@ class MambaMixer(GQAttention):
 
 CONVOLUTIONS = ("conv_c", "conv_b", "conv_x")
 PER_HEAD = ("a_log", "dt_bias", "d")
-OWN = (*CONVOLUTIONS, *PER_HEAD, "out_norm")
-"""The parameters that attention does not have, except the matrices."""
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
@@ -219,5 +217,5 @@ def mixing(plain: GQAttention.Config, settings: Mamba) -> MambaMixer.Config:
         chunk=settings.chunk,
         z_proj=dataclasses.replace(wq),
         dt_proj=steps if settings.decay else None,
-        param_init=dict.fromkeys(OWN, skip_param_init),
+        param_init=dict.fromkeys((*CONVOLUTIONS, *PER_HEAD, "out_norm"), skip_param_init),
     )

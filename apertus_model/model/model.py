@@ -10,7 +10,7 @@ trainer's config, and initial weights only from `seed`. Source: Apertus report (
 2.1.
 """
 
-import dataclasses
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -251,7 +251,7 @@ def model_config(
         ffn_norm=norm(spec.dim),
         feed_forward=_feed_forward(spec, linear),  # torchtitan accepts any Module here
     )
-    layers = [_copy(layer) for _ in range(spec.n_layers)]
+    layers = [copy.deepcopy(layer) for _ in range(spec.n_layers)]  # torchtitan may edit each
     for index, config in enumerate(layers):
         config.attention = token_mixer(config.attention, spec, index)
     head: Module.Config  # torchtitan accepts any Module here, too
@@ -305,13 +305,3 @@ def empty_model(spec: ModelSpec, sequence_length: int = 1) -> ApertusModel:
 def shapes(spec: ModelSpec) -> dict[str, torch.Size]:
     """Shape of every weight of a model, by our names, in the order of its layers."""
     return {name: tensor.shape for name, tensor in empty_model(spec).state_dict().items()}
-
-
-def _copy(config: Any) -> Any:
-    """A deep copy of a config. torchtitan may edit configs, so layers must not share them."""
-    nested = {
-        field.name: _copy(value)
-        for field in dataclasses.fields(config)
-        if isinstance(value := getattr(config, field.name), Module.Config)
-    }
-    return dataclasses.replace(config, **nested)

@@ -5,7 +5,7 @@ names that it lacks, and does not come later.
 """
 
 import contextlib
-import importlib
+import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -48,7 +48,12 @@ def check(targets: Iterable[str]) -> None:
     """Raises MissingTarget with all names that do not exist."""
     import torch
 
-    missing = [target for target in targets if not _exists(target)]
+    missing = []
+    for target in targets:
+        try:
+            resolve(target)
+        except LookupError:
+            missing.append(target)
     if missing:
         raise MissingTarget(
             f"torch {torch.__version__} has no {', '.join(missing)}, which a rehearsal needs. Fix: install"
@@ -56,29 +61,15 @@ def check(targets: Iterable[str]) -> None:
         )
 
 
-def _exists(target: str) -> bool:
-    try:
-        resolve(target)
-    except LookupError:
-        return False
-    return True
-
-
 def resolve(target: str) -> tuple[Any, str]:
     """The object that holds the name, and the last part of the name. LookupError when it does not exist."""
     path, name = target.rsplit(".", 1)
-    parts = path.split(".")
-    for length in range(len(parts), 0, -1):
-        try:
-            owner: Any = importlib.import_module(".".join(parts[:length]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[length:]:
-            owner = getattr(owner, part, None)
-        if hasattr(owner, name):
-            return owner, name
-        break
-    raise LookupError(target)
+    try:
+        owner = pkgutil.resolve_name(path)
+        getattr(owner, name)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise LookupError(target) from error
+    return owner, name
 
 
 # Operators with a kernel of their own on a GPU, which a CPU build composes from others. With a kernel

@@ -36,7 +36,7 @@ from specs.stages.preference_data import CompletionsPart, Personas
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. VllmError when the spec names vLLM and it is not installed."""
     part = CompletionsPart.model_validate(attempt.job.spec)
-    units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
+    units = run_units(Units(attempt), attempt, stop, progress, processes=part.WORKERS)
     counts: Counter[str] = Counter()
     written = write_rows(attempt, "completions", _counted(read_units(units), counts))
     mean_tokens = counts["tokens"] / counts["completions"]
@@ -66,7 +66,7 @@ def model_name(attempt: Attempt, part: CompletionsPart) -> str:
     return artifact.path if checkpoint is None else f"{checkpoint.name}@step={checkpoint.step}"
 
 
-class Completions:
+class Units:
     """Whole batches of prompts, completed by one opened model."""
 
     def __init__(self, attempt: Attempt) -> None:
@@ -100,9 +100,6 @@ class Completions:
         facts = self._prompts.artifact.manifest.facts
         ids = {"end_of_turn_id": facts["end_of_turn_id"], "pad_id": facts["pad_id"]}
         return open_generator(self._attempt, self._sampling, self._attempt.job.launch, **ids)
-
-
-work_of = Completions
 
 
 def _counted(rows: Iterator[Row], counts: Counter[str]) -> Iterator[Row]:

@@ -28,13 +28,13 @@ MOST_PROBES = 2**32  # in a corpus
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. VllmError when the spec names vLLM and it is not installed."""
     part = ContinuationsPart.model_validate(attempt.job.spec)
-    units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
+    units = run_units(Units(attempt), attempt, stop, progress, processes=part.WORKERS)
     written = write_rows(attempt, "continuations", read_units(units))
     progress.log(f"{written['rows']} continuations of {part.sampling.max_new_tokens} tokens")
     attempt.commit(metrics={"sequences": written["rows"]}, facts=written)
 
 
-class Continuations:
+class Units:
     """Whole batches of prefixes of one length, continued by one opened model."""
 
     def __init__(self, attempt: Attempt) -> None:
@@ -74,9 +74,6 @@ class Continuations:
         prepare_process(self._attempt.job.launch.cpu_threads)
         folder = local_folder(self._attempt.input_artifact("model"), self._attempt.workdir / "model")
         return open_folder(folder, self._sampling, Endless(), self._attempt.job.launch)
-
-
-work_of = Continuations
 
 
 class Endless(TokenFormat):

@@ -19,7 +19,8 @@ import numpy as np
 
 from apertus_model.data.conversations.splits import AllConversations, WrittenSplit
 from apertus_model.data.conversations.stored import SHARD_SUFFIXES
-from apertus_model.data.conversations.tasks import DROPPED, REJECTED, ConversationTasks
+from apertus_model.data.conversations.tasks import DROPPED, REJECTED
+from apertus_model.data.conversations.tasks import ConversationTasks as Units
 from apertus_model.data.corpora.records import read_line, read_rejects
 from apertus_model.data.corpora.selection import not_in
 from apertus_model.data.documents.parsed import fix_of
@@ -35,15 +36,12 @@ FACTS = ("vocab_size", "bos_id", "eos_id", "pad_id", "end_of_turn_id")
 COUNTED = ("conversations", "tokens", "trained_tokens", "shortest", "shortest_prompt")
 
 
-work_of = ConversationTasks
-
-
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the stage. SourceError for a source that cannot be read or holds too little, ChatError for a
     tokenizer without chat tokens."""
     part = ConversationsPart.model_validate(attempt.job.spec)
     facts = attempt.input_artifact("tokenizer").manifest.facts
-    tasks = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
+    tasks = run_units(Units(attempt), attempt, stop, progress, processes=part.WORKERS)
     conversations = AllConversations(
         [task.files for task in tasks],
         facts["vocab_size"],

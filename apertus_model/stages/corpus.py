@@ -28,14 +28,12 @@ from apertus_model.data.corpora.passes import CorpusPasses, counts_line, files_o
 from apertus_model.data.corpora.plan import SPLITS
 from apertus_model.data.corpora.planted import FILE as PLANTED
 from apertus_model.data.corpora.planted import PROBES, StoredProbes, stored_probes, summary, to_json
-from apertus_model.data.corpora.units import CorpusUnits
+from apertus_model.data.corpora.units import CorpusUnits as Units
 from apertus_model.data.corpora.verdicts import MOST_PARTS
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Attempt
 from specs.filters import labels
-
-work_of = CorpusUnits
 
 
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
@@ -87,13 +85,13 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     )
 
 
-def _seen(work: CorpusUnits) -> Iterator[dict[str, Any]]:
+def _seen(work: Units) -> Iterator[dict[str, Any]]:
     """Yields the examples, texts and probes that each scatter unit has stored."""
     for file in work.files(work.of_spans("scatter"), "examples.json"):
         yield json.loads(file.bytes())
 
 
-def _tallies(work: CorpusUnits) -> dict[str, Any]:
+def _tallies(work: Units) -> dict[str, Any]:
     """Puts `languages.parquet` and `robots.parquet` into the artifact, if there is anything to count. Returns
     the largest counts, for the metrics."""
     files = work.files(work.of_spans("scatter"), tallies.FILE)
@@ -118,7 +116,7 @@ def _put_table(attempt: Attempt, name: str, table: pa.Table) -> None:
     path.unlink()
 
 
-def _probes(work: CorpusUnits) -> StoredProbes | None:
+def _probes(work: Units) -> StoredProbes | None:
     """The content of probes.json; None unless the spec asks for probes."""
     repeats = work.part.process.repeats
     tokens: dict[str, list[int]] = {}
@@ -129,7 +127,7 @@ def _probes(work: CorpusUnits) -> StoredProbes | None:
     return stored_probes(work.layout.probes, tokens, repeats.length)
 
 
-def _examples(work: CorpusUnits) -> list[Row]:
+def _examples(work: Units) -> list[Row]:
     """Kept and dropped documents of all spans; duplicates are shown with the text that stays."""
     names = labels(work.steps)
     candidates: list[Row] = []

@@ -42,7 +42,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     finite number or is constant, or when no pair is left."""
     part = EvaluateRewardPart.model_validate(attempt.job.spec)
     put_constitution(part.reward, attempt)
-    units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
+    units = run_units(Units(attempt), attempt, stop, progress, processes=part.WORKERS)
     summary = AgreementSummary(part.source_names)
     facts = write_rows(attempt, "pairs", map(summary.add, read_units(units)))
     metrics = summary.metrics(part.seed)
@@ -50,7 +50,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     attempt.commit(metrics=metrics, facts=facts)
 
 
-class JudgedPairs(ConversationRows):
+class Units(ConversationRows):
     """Ranges of pairs, whose completions one opened reward scores."""
 
     def __init__(self, attempt: Attempt) -> None:
@@ -82,9 +82,6 @@ class JudgedPairs(ConversationRows):
     def _reward(self) -> Reward:
         prepare_process(self._attempt.job.launch.cpu_threads)
         return open_of_part(self._part.reward, self._attempt)
-
-
-work_of = JudgedPairs
 
 
 class AgreementSummary:

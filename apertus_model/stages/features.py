@@ -34,14 +34,14 @@ COLUMNS = [("hash", pa.uint64()), ("label", pa.string()), ("language", pa.string
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. SourceError for a source without documents or labels."""
     part = FeaturesPart.model_validate(attempt.job.spec)
-    units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
+    units = run_units(Units(attempt), attempt, stop, progress, processes=part.WORKERS)
     documents = sum(unit.data for unit in units)
     shards = put_shards(attempt, units, "features", part.source, documents)
     progress.log(f"{documents} documents")
     attempt.commit(metrics={"documents": documents}, facts={"shards": shards})
 
 
-class Features:
+class Units:
     """Tasks of files, whose texts one encoder embeds."""
 
     def __init__(self, attempt: Attempt) -> None:
@@ -92,6 +92,3 @@ class Features:
             return None
         prepare_process(self._attempt.job.launch.cpu_threads)
         return open_encoder(self._part.encoder, self._attempt.workdir)
-
-
-work_of = Features

@@ -58,7 +58,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     RewardError, before the model is loaded, when the suite's sandbox or classifier cannot be opened."""
     part = HarnessPart.model_validate(attempt.job.spec)
     os.environ["HF_DATASETS_CACHE"] = str(attempt.workdir / "cache")
-    work = work_of(attempt)
+    work = Units(attempt)
     try:
         from apertus_model.evaluation.harness.collector import Asked, Collector
     except ImportError as error:
@@ -109,7 +109,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     attempt.commit(metrics=metrics, facts={"asked": dict(tokens)})
 
 
-class HarnessUnits:
+class Units:
     """Ranges of the requests of one task and one type, which one opened model answers.
 
     All requests of a task are committed first, as a unit of their own, so that a worker builds no task. Unit
@@ -175,9 +175,6 @@ class HarnessUnits:
         continuations = (text for one in requests for text in one[1:])
         read = tokens((one[0] for one in requests), whole=True) + tokens(continuations)
         return {"read_tokens": read, "sampled_tokens": tokens(answers)}
-
-
-work_of = HarnessUnits
 
 
 def _write(path: Path, rows: Iterable[Any]) -> Path:

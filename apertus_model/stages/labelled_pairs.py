@@ -40,7 +40,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation")
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. StageError when there is no pair in the training split."""
     part = LabelledPairsPart.model_validate(attempt.job.spec)
-    units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
+    units = run_units(Units(attempt), attempt, stop, progress, processes=part.WORKERS)
     metrics: dict[str, Any] = {}
     for split in SPLITS:
         chosen = [unit for unit in units if unit.data == split]
@@ -82,8 +82,8 @@ def write_pairs(rows: Iterable[Row], folder: Path, split: Split) -> tuple[Counte
     return counts, names
 
 
-class PairReader(EncodedConversations):
-    """A reader of conversations as pairs, or as `{"dropped": reason}`. The data of a unit are its split."""
+class Units(EncodedConversations):
+    """Ranges of conversations, as pairs or as `{"dropped": reason}`. The data of a unit are its split."""
 
     def __init__(self, attempt: Attempt) -> None:
         super().__init__(attempt)
@@ -108,6 +108,3 @@ class PairReader(EncodedConversations):
         if 2 * len(prompt) + len(chosen) + len(rejected) > part.max_tokens:
             return {"dropped": "too_long"}
         return {"prompt": prompt, "chosen": chosen, "rejected": rejected, "margin": margin, "source": number}
-
-
-work_of = PairReader

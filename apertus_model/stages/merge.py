@@ -12,7 +12,7 @@ Invariants:
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,26 +40,25 @@ HALF = 16  # bits by which magnitudes are counted at a time
 
 
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Merges the checkpoints, and commits the result."""
+    """Merges the checkpoints, and commits the result. Raises what `load_tensors` does, and StorageError."""
     part = MergePart.model_validate(attempt.job.spec)
     writer = CheckpointWriter(attempt.store, attempt.folder(attempt.checkpoint_folder(RESULT)))
     parents = [attempt.input_checkpoint(f"checkpoint:{index}") for index in range(len(part.weights))]
-
-    def on_tensor(done: int, total: int) -> None:
-        if dist.get_rank() == 0:
-            progress.update(done, total, "tensors")
-
+    base = attempt.input_checkpoint("base") if part.method != "average" else None
     with engine_process(threads=attempt.job.launch.cpu_threads):
         with attempt.store.timed():
-            merge_checkpoints(
-                part,
-                parents,
-                attempt.input_checkpoint("base") if part.method != "average" else None,
-                writer=writer,
-                step=RESULT,
-                scratch=attempt.job.scratch,
-                on_tensor=on_tensor,
+            dist_utils.init_distributed(
+                CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS), base_folder=attempt.job.scratch
             )
+            mesh = init_device_mesh(get_local_device().type, (dist.get_world_size(),))
+            sizes = shapes(part.model)
+            state: dict[str, torch.Tensor] = {STEP: torch.tensor(RESULT, dtype=torch.int64)}
+            for number, (name, shape) in enumerate(sizes.items(), 1):
+                state[name] = merge_tensor(name, shape, part, parents, base, mesh)
+                if dist.get_rank() == 0:
+                    progress.update(number, len(sizes), "tensors")
+            with raise_cause():
+                dcp.save(state, storage_writer=writer)
         if dist.get_rank() == 0:
             facts = facts_of([parent.facts for parent in parents])
             attempt.commit_checkpoint(RESULT, facts, files=writer.records)
@@ -75,48 +74,13 @@ def facts_of(parents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"tokens": max(facts["tokens"] for facts in parents), "passes": passes}
 
 
-def merge_checkpoints(
-    part: MergePart,
-    checkpoints: Sequence[Checkpoint | str],
-    base: Checkpoint | str | None,
-    *,
-    writer: CheckpointWriter,
-    step: int,
-    scratch: str,
-    on_tensor: Callable[[int, int], None],
-) -> None:
-    """Writes a checkpoint with the merged weights of several checkpoints, without optimizer states.
-    Collective; starts the process group. Raises what `load_tensors` does, and StorageError.
-
-    Args:
-        part: dimensions of the model, which all checkpoints must have; rule and weights.
-        checkpoints: as for `load_tensors`.
-        base: the base checkpoint, for the methods that have one.
-        writer: writes the new checkpoint; afterwards rank 0's has the records of all files.
-        step: the step of the new checkpoint.
-        scratch: local folder where torch stores the traces of a collective that hangs.
-        on_tensor: called with (done, total) after each tensor.
-    """
-    dist_utils.init_distributed(
-        CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS), base_folder=scratch
-    )
-    mesh = init_device_mesh(get_local_device().type, (dist.get_world_size(),))
-    sizes = shapes(part.model)
-    state: dict[str, torch.Tensor] = {STEP: torch.tensor(step, dtype=torch.int64)}
-    for number, (name, shape) in enumerate(sizes.items()):
-        state[name] = merge_tensor(name, shape, part, checkpoints, base, mesh)
-        on_tensor(number + 1, len(sizes))
-    with raise_cause():
-        dcp.save(state, storage_writer=writer)
-
-
 @torch.no_grad()
 def merge_tensor(
     name: str,
     shape: torch.Size,
     part: MergePart,
-    checkpoints: Sequence[Checkpoint | str],
-    base: Checkpoint | str | None,
+    checkpoints: Sequence[Checkpoint],
+    base: Checkpoint | None,
     mesh: DeviceMesh,
 ) -> DTensor:
     """One merged tensor, in float32, with its rows divided among the ranks of the one-dimensional `mesh`.

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,10 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     without: Counter[str] = Counter()
     lowest, highest = math.inf, -math.inf
     histogram = np.zeros(BINS, np.int64)
-    with PairWriter(attempt.workdir) as writer:
+    quantiles: list[float] = []  # of each sequence
+    origins: list[str] = []  # likewise
+    people = attempt.workdir / "pairs.jsonl"
+    with SequenceWriter(attempt.workdir) as writer, open(people, "w", encoding="utf-8") as file:
         for index, (prompt, sampled, values, *others) in enumerate(
             zip(prompts, completions, rewards, *generated, strict=True)
         ):
@@ -62,23 +64,38 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
             highest = max([highest, *values["offline"], *values["sampled"]])
             try:
                 for pair in pairs_of(part, prompt, candidates, len(values["sampled"])):
-                    writer.add(prompt, pair)
+                    for candidate in pair:
+                        writer.add(prompt["tokens"], candidate.tokens)
+                        quantiles.append(candidate.quantile)
+                        origins.append(candidate.origin)
+                    file.write(to_line(_shown(prompt, pair)))
             except choice.NoPair as reason:
                 without[str(reason)] += 1
             progress.update(index + 1, total, "prompts")
-    if not writer.pairs:
+    if not quantiles:
         reward = RewardSpec.model_validate(rewards.artifact.manifest.spec["reward"])
         raise StageError(_why_none(total, without, reward.name, lowest, highest))
-    for name in writer.finish():
+    np.save(attempt.workdir / "rewards.npy", np.array(quantiles, np.float32), allow_pickle=False)
+    for name in ["pairs.jsonl", *writer.finish(), "rewards.npy"]:
         attempt.put(attempt.workdir / name, name)
-    metrics = {"pairs": writer.pairs, "prompts": total, "without_pair": dict(without), **writer.metrics()}
+    pairs = len(quantiles) // 2
+    metrics = {
+        "pairs": pairs,
+        "prompts": total,
+        "without_pair": dict(without),
+        "mean_quantile_chosen": float(np.mean(quantiles[::2])),
+        "mean_quantile_rejected": float(np.mean(quantiles[1::2])),
+        "offline_chosen": origins[::2].count("offline") / pairs,
+        "offline_rejected": origins[1::2].count("offline") / pairs,
+        "tokens": sum(writer.lengths),
+        "quantile_histogram": histogram.tolist(),
+    }
     reasons = "".join(f", {n} without: {reason}" for reason, n in without.items())
-    progress.log(f"{writer.pairs} pairs of {total} prompts{reasons}")
+    progress.log(f"{pairs} pairs of {total} prompts{reasons}")
     facts = prompts.artifact.manifest.facts
     attempt.commit(
-        metrics={**metrics, "quantile_histogram": histogram.tolist()},
-        facts={name: facts[name] for name in COPIED_FACTS}
-        | {"pairs": writer.pairs, "sequences": 2 * writer.pairs},
+        metrics=metrics,
+        facts={name: facts[name] for name in COPIED_FACTS} | {"pairs": pairs, "sequences": len(quantiles)},
     )
 
 
@@ -133,54 +150,15 @@ def pairs_of(
     return pairs
 
 
+def _shown(prompt: Row, pair: choice.Pair) -> Row:
+    """The line of a pair in `pairs.jsonl`."""
+    row: Row = {"id": prompt["id"], "prompt": prompt["text"]}
+    for side, candidate in zip(("chosen", "rejected"), pair, strict=True):
+        shown = {name: getattr(candidate, name) for name in ("text", "reward", "quantile", "origin")}
+        row[side] = {**shown, **candidate.maker}
+    return row
+
+
 def histogram_of(values: Sequence[float]) -> np.ndarray:
     """Counts of quantiles, (BINS,) int64, in bins of equal width; the last bin includes its right edge."""
     return np.histogram(values, bins=BINS, range=(0, 1))[0]
-
-
-class PairWriter:
-    """Writes the artifact's files to `folder`, pair by pair, with a few numbers per sequence in memory."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._sequences = SequenceWriter(folder)
-        self._quantiles: list[float] = []
-        self._origins: list[str] = []
-
-    def __enter__(self) -> PairWriter:
-        self._people = open(self._folder / "pairs.jsonl", "w", encoding="utf-8")  # closed by __exit__
-        self._sequences.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._people.close()
-        self._sequences.__exit__()
-
-    @property
-    def pairs(self) -> int:
-        return len(self._quantiles) // 2
-
-    def add(self, prompt: Row, pair: choice.Pair) -> None:
-        for candidate in pair:
-            self._sequences.add(prompt["tokens"], candidate.tokens)
-            self._quantiles.append(candidate.quantile)
-            self._origins.append(candidate.origin)
-        row: dict[str, Any] = {"id": prompt["id"], "prompt": prompt["text"]}
-        for side, candidate in zip(("chosen", "rejected"), pair, strict=True):
-            shown = {name: getattr(candidate, name) for name in ("text", "reward", "quantile", "origin")}
-            row[side] = {**shown, **candidate.maker}
-        self._people.write(to_line(row))
-
-    def finish(self) -> list[str]:
-        """Writes the arrays, and returns the names of all files."""
-        np.save(self._folder / "rewards.npy", np.array(self._quantiles, np.float32), allow_pickle=False)
-        return ["pairs.jsonl", *self._sequences.finish(), "rewards.npy"]
-
-    def metrics(self) -> dict[str, float]:
-        return {
-            "mean_quantile_chosen": float(np.mean(self._quantiles[::2])),
-            "mean_quantile_rejected": float(np.mean(self._quantiles[1::2])),
-            "offline_chosen": self._origins[::2].count("offline") / self.pairs,
-            "offline_rejected": self._origins[1::2].count("offline") / self.pairs,
-            "tokens": sum(self._sequences.lengths),
-        }

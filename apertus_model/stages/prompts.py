@@ -46,7 +46,7 @@ ID_BYTES = 16
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. StageError when no prompt is left."""
     part = PromptsPart.model_validate(attempt.job.spec)
-    units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
+    units = run_units(Units(attempt), attempt, stop, progress, processes=part.WORKERS)
     files = [unit.files["rows.jsonl"] for unit in units]
     counts: Counter[str] = Counter()
     facts = write_rows(attempt, "prompts", _merge(part, files, counts))
@@ -60,8 +60,8 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     attempt.commit(metrics=dict(counts), facts=tokenizer_facts(attempt) | facts)
 
 
-class PromptReader(EncodedConversations):
-    """A reader of candidate rows: each is a prompt, or `{"dropped": reason}`."""
+class Units(EncodedConversations):
+    """Ranges of conversations, as candidate rows: each is a prompt, or `{"dropped": reason}`."""
 
     def __init__(self, attempt: Attempt) -> None:
         super().__init__(attempt)
@@ -97,9 +97,6 @@ class PromptReader(EncodedConversations):
             "completions_too_long": len(completions) - len(short),
             "metadata": conversation.metadata,
         }
-
-
-work_of = PromptReader
 
 
 def prompt_id(tokens: NDArray[np.int64]) -> str:

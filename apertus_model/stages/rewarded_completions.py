@@ -32,7 +32,7 @@ FEWEST = 2  # reference rewards, as for pairs
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. StageError when there is no completion to train on."""
     part = RewardedCompletionsPart.model_validate(attempt.job.spec)
-    units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
+    units = run_units(Units(attempt), attempt, stop, progress, processes=part.WORKERS)
     dropped: Counter[str] = Counter()
     kept: list[float] = []
     people = attempt.workdir / "completions.jsonl"
@@ -65,8 +65,8 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     attempt.commit(metrics=metrics, facts=tokenizer_facts(attempt) | {"sequences": len(kept)})
 
 
-class CompletionReader(EncodedConversations):
-    """A reader of rows `{"completions", "dropped"}`."""
+class Units(EncodedConversations):
+    """Ranges of conversations, as rows `{"completions", "dropped"}`."""
 
     def __init__(self, attempt: Attempt) -> None:
         super().__init__(attempt)
@@ -106,6 +106,3 @@ class CompletionReader(EncodedConversations):
                     **{"reward": reward, "quantile": quantile},
                     **{"prompt_tokens": prompt.tolist(), "tokens": tokens.tolist()},
                 }
-
-
-work_of = CompletionReader

@@ -36,7 +36,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. RewardError for a reward that cannot be opened, raises, or is not a finite number."""
     part = RewardsPart.model_validate(attempt.job.spec)
     put_constitution(part.reward, attempt)
-    units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
+    units = run_units(Units(attempt), attempt, stop, progress, processes=part.WORKERS)
     summary = RewardSummary()
     facts = write_rows(attempt, "rewards", map(summary.add, read_units(units)))
     metrics = summary.metrics()
@@ -44,7 +44,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     attempt.commit(metrics=metrics, facts=facts)
 
 
-class RewardUnits:
+class Units:
     """Ranges of prompts, whose completions one opened reward scores."""
 
     def __init__(self, attempt: Attempt) -> None:
@@ -69,9 +69,6 @@ class RewardUnits:
     def _reward(self) -> Reward:
         prepare_process(self._attempt.job.launch.cpu_threads)
         return open_of_part(self._spec, self._attempt)
-
-
-work_of = RewardUnits
 
 
 def score_row(reward: Reward, prompt: Row, sampled: Row, generated: Sequence[Row] = ()) -> Row:

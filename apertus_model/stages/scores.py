@@ -34,7 +34,7 @@ BINS = 20
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. ClassifierError: the model cannot score. SourceError: the source has no documents."""
     part = ScoresPart.model_validate(attempt.job.spec)
-    work = work_of(attempt)
+    work = Units(attempt)
     units = run_units(work, attempt, stop, progress, processes=part.WORKERS)
     histogram = np.sum([unit.data["histogram"] for unit in units], axis=0)
     without = sum(unit.data["without"] for unit in units)
@@ -54,7 +54,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     )
 
 
-class Scores:
+class Units:
     """Tasks of files, whose documents one model scores."""
 
     def __init__(self, attempt: Attempt) -> None:
@@ -121,6 +121,3 @@ class Scores:
         if self._part.method != "fasttext":
             prepare_process(self._attempt.job.launch.cpu_threads)
         return open_scorer(self._part, self.classifier, self._attempt.workdir)
-
-
-work_of = Scores

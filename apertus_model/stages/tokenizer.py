@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 from tokenizers import Tokenizer
 
 from apertus_model.chat.template import CONTROL_TOKENS, END_OF_TURN, template_source
 from apertus_model.data.documents.parsed import fix_of
 from apertus_model.data.documents.readers import Rejection, source_documents
 from apertus_model.data.tokens.vocabulary import BOS, EOS, PAD, config_files, train
+from apertus_model.files import copy_folder
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.tokenizer_files import load_tokenizer, open_folder, set_state_aside
@@ -31,7 +31,7 @@ from infra.store.inputs import SourceError
 from specs.errors import counts_in_words
 from specs.foreign import ForeignError, checked, parse_json, read_local
 from specs.hugging_face_files import TokenizerConfig
-from specs.sources import SourceSpec, resolve_url
+from specs.sources import SourceSpec
 from specs.stages.tokenizer import TokenizerPart
 
 TRIED = " A\tb\n\n \u00c9 e\u0301 \ufb01 \uff11234 \u65e5\u672c don't <x>  \u2581y \U0001f917 "
@@ -44,7 +44,11 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     part = TokenizerPart.model_validate(attempt.job.spec)
     metrics: dict[str, Any] = {}
     if part.path is not None:
-        folder = _import(part.path, attempt.workdir)
+        folder = copy_folder(part.path, attempt.workdir, TOKENIZER_FILES)
+        if not (folder / "tokenizer.json").exists():
+            raise SourceError(
+                f"the tokenizer folder {part.path} has no tokenizer.json (a fast tokenizer of Hugging Face)"
+            )
         specials = _special_tokens(folder, part.path)
         tokenizer = load_tokenizer(folder / "tokenizer.json", f"{part.path}/tokenizer.json")
         if state := set_state_aside(tokenizer):
@@ -121,24 +125,6 @@ def _bytes_per_token(tokenizer: Tokenizer, texts: list[str]) -> float:
     """The bytes per token of the training text; special tokens are not counted."""
     tokens = sum(len(encoded.ids) for encoded in tokenizer.encode_batch(texts, add_special_tokens=False))
     return round(sum(len(text.encode()) for text in texts) / max(1, tokens), 4)
-
-
-def _import(url: str, workdir: Path) -> Path:
-    """Copies a tokenizer folder. SourceError when it cannot be read or has no tokenizer.json."""
-    try:
-        fs, root = fsspec.core.url_to_fs(resolve_url(url))
-        for name in TOKENIZER_FILES:
-            if fs.exists(f"{root.rstrip('/')}/{name}"):
-                fs.get_file(f"{root.rstrip('/')}/{name}", str(workdir / name))
-    except (OSError, ValueError, ImportError) as error:
-        raise SourceError(
-            f"cannot read the tokenizer folder {url}: {type(error).__name__}: {error}"
-        ) from error
-    if not (workdir / "tokenizer.json").exists():
-        raise SourceError(
-            f"the tokenizer folder {url} has no tokenizer.json (a fast tokenizer of Hugging Face)"
-        )
-    return workdir
 
 
 def _check_as_transformers(tokenizer: Tokenizer, folder: Path, url: str) -> None:

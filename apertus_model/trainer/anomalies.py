@@ -141,14 +141,14 @@ class AnomalyDetector:
 
     def error(self, event: Event) -> AnomalyError:
         """The error that ends training."""
-        if self._not_taken >= max(1, self.policy.max_events):
+        field = "nonfinite" if event.limit is None else "spike"
+        if getattr(self.policy, field) == "stop":
+            fix = f"; lower the learning rate, or set anomalies.{field}: skip or rollback"
+        else:
             fix = (
                 f"; {self._not_taken} steps of this segment were skipped or rolled back before, and"
                 " anomalies.max_events allows no more"
             )
-        else:
-            field = "nonfinite" if event.limit is None else "spike"
-            fix = f"; lower the learning rate, or set anomalies.{field}: skip or rollback"
         return AnomalyError(event.text + fix)
 
     def state(self) -> AnomalyState:

@@ -35,7 +35,7 @@ from torchtitan.components.checkpointer.base import MODEL, OPTIMIZER, ModelWrapp
 from apertus_model.model.lora import ADAPTER_PARTS, is_adapter, merge_adapter
 from apertus_model.model.output import REWARD_HEAD
 from apertus_model.trainer.anomalies import AnomalyState
-from apertus_model.trainer.checkpoint_reader import CheckpointError, read_errors, reader
+from apertus_model.trainer.checkpoint_reader import CheckpointError, CheckpointReader, read_errors
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter, Records, StagedPlan, Staging
 from infra.store import Checkpoint
 from specs.trainable import fits
@@ -55,7 +55,7 @@ class UploadError(RuntimeError):
 class CheckpointSource:
     """A checkpoint to load, and how to load it."""
 
-    checkpoint: Checkpoint | str  # a committed checkpoint, or the local folder of an uncommitted one
+    checkpoint: Checkpoint
     step: int  # the step that the checkpoint must be of
     optimizer: bool  # whether to load the optimizer's state too
     # True: the stored adapters become part of the weights, and the model's own adapters and the head of a
@@ -91,7 +91,7 @@ class CheckpointStorage(Protocol):
         """Called on rank 0 when the state of a step is copied, to collect the facts that are known then. The
         function that it returns commits the checkpoint; a thread calls it when all ranks have written."""
 
-    def committed(self, step: int) -> Checkpoint | str:
+    def committed(self, step: int) -> Checkpoint:
         """The committed checkpoint of a step of this run."""
 
     def timed(self) -> AbstractContextManager[None]:
@@ -159,7 +159,7 @@ class StoreCheckpoints(BaseCheckpointManager):
             load_tensors(state, source.checkpoint)
         if int(state[STEP]) != source.step:
             raise CheckpointError(
-                f"{reader(source.checkpoint).folder.name} holds step {int(state[STEP])}, the store says"
+                f"{source.checkpoint.name} holds step {int(state[STEP])}, the store says"
                 f" {source.step}: the folder was changed after it was committed; remove the checkpoint from"
                 " the store"
             )
@@ -169,7 +169,7 @@ class StoreCheckpoints(BaseCheckpointManager):
             self._states[OPTIMIZER].load_state_dict(
                 {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
             )
-        logger.info("loaded %s in %.1f s", reader(source.checkpoint).folder.name, time.monotonic() - begin)
+        logger.info("loaded %s in %.1f s", source.checkpoint.name, time.monotonic() - begin)
 
     @torch.no_grad()
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
@@ -242,7 +242,7 @@ def raise_cause() -> Iterator[None]:
         raise next(cause for cause, _ in error.failures.values()) from error
 
 
-def load_tensors(state: dict[str, Tensor], checkpoint: Checkpoint | str, *, alone: bool = False) -> None:
+def load_tensors(state: dict[str, Tensor], checkpoint: Checkpoint, *, alone: bool = False) -> None:
     """Reads tensors of a checkpoint into `state`, in place, resharding as needed. Collective where a process
     group exists.
 
@@ -250,38 +250,36 @@ def load_tensors(state: dict[str, Tensor], checkpoint: Checkpoint | str, *, alon
 
     Args:
         state: name -> tensor or DTensor to fill.
-        checkpoint: a committed checkpoint of any store, or the local folder of an uncommitted one.
+        checkpoint: of any store.
         alone: whether only some of the processes read it; each then reads the index itself.
 
     Raises:
         DamagedCheckpoint: the data read differ from what was committed.
-        CheckpointError: a tensor is not in the checkpoint, or has another shape; the index is not valid; a
-            folder without digests cannot be read.
+        CheckpointError: a tensor is not in the checkpoint, or has another shape; a file is not valid.
     """
-    storage = reader(checkpoint)
-    folder = storage.folder
+    storage = CheckpointReader(checkpoint)
     index = storage.read_metadata().state_dict_metadata
     missing = sorted(name for name in state if name not in index)
     if missing:
         raise CheckpointError(
-            f"{folder.name} lacks {len(missing)} of {len(state)} tensors, the first {missing[0]!r}: it"
+            f"{checkpoint.name} lacks {len(missing)} of {len(state)} tensors, the first {missing[0]!r}: it"
             " belongs to another model or optimizer; start from its weights only (leave 'optimizer' out of"
             " carry) or use a matching spec"
         )
     for name, tensor in state.items():
         if tuple(index[name].size) != tuple(tensor.shape):
             raise CheckpointError(
-                f"{name!r} has shape {tuple(index[name].size)} in {folder.name}, this model has"
+                f"{name!r} has shape {tuple(index[name].size)} in {checkpoint.name}, this model has"
                 f" {tuple(tensor.shape)}"
             )
-    with read_errors(folder), raise_cause():
+    with read_errors(checkpoint), raise_cause():
         dcp.load(state, storage_reader=storage, no_dist=alone)
     for name in state:
         # X.weight -> X.lora_a.weight; for a tensor that is not a weight, a name that no tensor has
         parts = [f"{name.removesuffix('weight')}{part}" for part in ADAPTER_PARTS]
         if parts[0] in index and parts[0] not in state:
             adapter = {part: torch.empty(index[part].size, device=state[name].device) for part in parts}
-            with read_errors(folder), raise_cause():
+            with read_errors(checkpoint), raise_cause():
                 # without collectives: each pipeline stage has different adapters
                 dcp.load(adapter, storage_reader=storage, no_dist=True)
             merge_adapter(state[name], *adapter.values())

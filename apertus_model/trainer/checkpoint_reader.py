@@ -3,8 +3,8 @@ order, some of them ahead.
 
 Invariants:
 - Nothing stored in a checkpoint is executed while it is read: it is JSON and bytes of tensors.
-- Every byte used from a committed checkpoint was compared with its digest (`infra.store.files.reader`). A
-  difference is a `DamagedCheckpoint`; a folder that is not a valid checkpoint is a `CheckpointError`.
+- Every byte used was compared with its digest (`infra.store.files.reader`). A difference is a
+  `DamagedCheckpoint`; files that are not a valid checkpoint are a `CheckpointError`.
 - The memory used besides the loaded tensors does not grow with the files: the index, the blocks read ahead,
   and a copy of the current tensor if it cannot be read in place (another device or data type, or columns of a
   matrix).
@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +37,6 @@ from apertus_model.trainer.checkpoint_format import (
 )
 from infra.store import Checkpoint, DamagedError
 from infra.store.files.reader import FETCH_BYTES, RangeFile, cut, read_ahead
-from infra.store.reading.ranges import LocalFile
 from infra.store.records import DamagedCheckpoint
 
 GAP = 2**20  # parts at most this many bytes apart are read together, with the bytes between them
@@ -48,49 +46,24 @@ class CheckpointError(RuntimeError):
     """A checkpoint lacks an entry or has a wrong one. The message names the entry and the fix."""
 
 
-class Folder(Protocol):
-    """The files of a checkpoint."""
-
-    @property
-    def name(self) -> str: ...
-    def open(self, name: str) -> RangeFile: ...
-
-
-class LocalFolder:
-    """A local folder of an uncommitted checkpoint: its files have no digests."""
-
-    def __init__(self, path: str) -> None:
-        self.name = path
-
-    def open(self, name: str) -> RangeFile:
-        folder = Path(self.name).resolve()
-        if (folder / name).resolve().parent != folder:
-            raise CheckpointError(
-                f"'{folder / name}' leads out of the checkpoint through a link: do not use it"
-            )
-        return LocalFile(folder / name)
-
-
 @contextmanager
-def read_errors(folder: Folder) -> Iterator[None]:
+def read_errors(checkpoint: Checkpoint) -> Iterator[None]:
     """Turns errors of reading into DamagedCheckpoint or CheckpointError; storage errors pass unchanged."""
     try:
         yield
     except (CheckpointError, DamagedCheckpoint):
         raise
     except DamagedError as error:
-        raise (
-            folder.damaged(error) if isinstance(folder, Checkpoint) else CheckpointError(str(error))
-        ) from error
+        raise checkpoint.damaged(error) from error
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{folder.name} is not complete: {error}; remove the checkpoint from the store"
+            f"{checkpoint.name} is not complete: {error}; remove the checkpoint from the store"
         ) from error
     except OSError:
         raise
     except Exception as error:
         raise CheckpointError(
-            f"{folder.name} is damaged ({type(error).__name__}: {error}): a file was truncated or altered"
+            f"{checkpoint.name} is damaged ({type(error).__name__}: {error}): a file was truncated or altered"
             " after it was written; remove the checkpoint from the store: the one before it is then used"
         ) from error
 
@@ -119,8 +92,8 @@ def metadata_of(index: CheckpointIndex) -> dcp.Metadata:
 class CheckpointReader(StorageReader):
     """DCP's reader of one checkpoint. It reads the index once."""
 
-    def __init__(self, folder: Folder) -> None:
-        self.folder = folder
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Does nothing: a reader has one checkpoint."""
@@ -135,8 +108,8 @@ class CheckpointReader(StorageReader):
 
     @cached_property
     def _index(self) -> dcp.Metadata:
-        with read_errors(self.folder):
-            file = self.folder.open(INDEX)
+        with read_errors(self._checkpoint):
+            file = self._checkpoint.open(INDEX)
             return metadata_of(read_index(file.read(0, file.size)))
 
     def set_up_storage_reader(
@@ -153,7 +126,7 @@ class CheckpointReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fills the tensors of the plan. The caller surrounds it with `read_errors`."""
         names = sorted({self._index.storage_data[item.storage_index] for item in plan.items})
-        files = {name: self.folder.open(name) for name in names}
+        files = {name: self._checkpoint.open(name) for name in names}
         waiting = {
             name: deque(sorted(parts, key=_PartToRead.order))
             for name, parts in self._parts(plan, planner, files).items()
@@ -173,7 +146,7 @@ class CheckpointReader(StorageReader):
         return future
 
     def _parts(
-        self, plan: LoadPlan, planner: LoadPlanner, files: dict[str, RangeFile]
+        self, plan: LoadPlan, planner: LoadPlanner, files: Mapping[str, RangeFile]
     ) -> dict[str, list[_PartToRead]]:
         beginnings = read_ahead(first_read(file) for file in files.values())
         headers = {
@@ -270,8 +243,3 @@ def _blocks(parts: Iterable[_PartToRead]) -> list[tuple[int, int]]:
         else:
             merged.append([begin, end])
     return [block for begin, end in merged for block in cut(begin, end, FETCH_BYTES)]
-
-
-def reader(place: Checkpoint | str) -> CheckpointReader:
-    """A reader of a committed checkpoint, or of the local folder of an uncommitted one."""
-    return CheckpointReader(LocalFolder(place) if isinstance(place, str) else place)

@@ -22,7 +22,7 @@ from specs.model import ModelSpec
 
 def load_evaluator(
     spec: ModelSpec,
-    checkpoint: Checkpoint | str,
+    checkpoint: Checkpoint,
     *,
     sequence_length: int,
     attention: str,

@@ -33,7 +33,7 @@ class Lifecycle:
     first_step_done: Callable[[], None] = lambda: None
     watch: HangWatch | None = None  # ends the process when it hangs
     # the checkpoint among the segment's inputs that has this role; None: it is not read (rehearsal)
-    checkpoint_of: Callable[[str], Checkpoint | str | None] = lambda role: None
+    checkpoint_of: Callable[[str], Checkpoint | None] = lambda role: None
     clock: Callable[[], float] = time.monotonic  # decides when `save_seconds` have passed
 
     def heartbeat(self, factor: float = 1.0) -> None:

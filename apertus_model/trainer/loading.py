@@ -15,7 +15,7 @@ from specs.model import ModelSpec
 
 def load_model(
     spec: ModelSpec,
-    checkpoint: Checkpoint | str | None,
+    checkpoint: Checkpoint | None,
     *,
     sequence_length: int,
     attention: str,

@@ -1,8 +1,8 @@
 """Work that is cut into independent, restartable units, and the workers that share them: processes on this
 machine, a Slurm job array, or actors of a Ray cluster.
 
-A stage module whose work is cut into units has `work_of(attempt)`, which returns its `Work`; a worker
-calls the same function. The stage calls `run_units` and reads the results. A new kind needs nothing else.
+A stage module whose work is cut into units has a class `Units`, which is its `Work` and is made from the
+attempt, by a worker too. The stage calls `run_units` and reads the results. A new kind needs nothing else.
 
 Invariant: a unit that is in the store does not run again. Workers commit their units themselves, so a worker
 that dies loses only the unit that it has begun.

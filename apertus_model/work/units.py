@@ -107,7 +107,7 @@ class CommittedUnit:
 def open_work(attempt: Attempt) -> Work:
     with quick_imports():
         stage = importlib.import_module(f"apertus_model.stages.{attempt.job.kind}")
-    return stage.work_of(attempt)
+    return stage.Units(attempt)
 
 
 def commit_result(work: Work, key: str, attempt: Attempt) -> None:

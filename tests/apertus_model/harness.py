@@ -36,6 +36,7 @@ from specs.stages.qrpo import QrpoLoss
 from specs.stages.reward_model import RewardLoss
 from specs.stages.training import Segment
 from tests.apertus_model.ranks import RUN_SECONDS, in_kept_processes
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 
 # The tables of torch's compiler are made here, after all imports; process groups of the children would throw
 # them away, in case they had been made before.
@@ -260,8 +261,8 @@ class FolderStorage:
 
         return commit
 
-    def committed(self, step: int) -> str:
-        return str(self._folder / f"step-{step}")
+    def committed(self, step: int) -> LocalCheckpoint:
+        return LocalCheckpoint(self._folder / f"step-{step}")
 
     timed = staticmethod(nullcontext)
 
@@ -282,11 +283,11 @@ def train(
     objective: dict[str, Any] | None = None,
     clock: Callable[[], float] | None = None,
     storage: Callable[[str], Store] = Store.open,
-    teacher: str | None = None,
+    teacher: LocalCheckpoint | None = None,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> list[Result]:
     """Run a segment, with checkpoints in `folder/step-N`; the results by rank. `stop_at`: rank 1 (or 0) is
-    asked to stop there. `teacher`: folder of a checkpoint. `chunk_tokens`: of cross-entropy."""
+    asked to stop there. `chunk_tokens`: of cross-entropy."""
 
     def run(rank: int) -> Result:
         samples = data()

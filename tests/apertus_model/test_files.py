@@ -6,8 +6,9 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.registry import known_implementations
 
-from apertus_model.files import copy_folder, local_file
+from apertus_model.files import copy_folder, local_file, read_text
 from infra.store.inputs import SourceError
 
 
@@ -51,3 +52,15 @@ def test_a_remote_file_is_copied_once_and_whole(remote: str, tmp_path: Path) -> 
     with pytest.raises(SourceError, match=f"cannot read {remote}/none"):
         local_file(f"{remote}/none", tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("url", ["unheard://folder/file", "missing-package://file", "installed:unheard/file"])
+def test_a_url_that_nothing_here_can_open_is_named(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filesystem = {"class": "unheard.FileSystem", "err": "install unheard"}
+    monkeypatch.setitem(known_implementations, "missing-package", filesystem)
+    with pytest.raises(SourceError, match=f"cannot read {url}: "):
+        local_file(url, tmp_path / "copy")
+    with pytest.raises(SourceError, match=f"cannot read {url}: "):
+        read_text(url)

@@ -76,3 +76,10 @@ def test_a_model_without_a_template_is_a_message(tmp_path: Path, tokenizer: Arti
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(GenerationError, match=r"has no chat template. Fix: add its chat_template\.jinja"):
         opened(folder, tokenizer)
+
+
+def test_a_model_whose_list_of_ends_is_empty_is_a_message(tmp_path: Path, tokenizer: Artifact) -> None:
+    folder = other_folder(tmp_path / "model", "Qwen3ForCausalLM")
+    (folder / "generation_config.json").write_text('{"eos_token_id": []}')
+    with pytest.raises(GenerationError, match=r"nothing ends a turn\. Fix: set eos_token_id"):
+        opened(folder, tokenizer)

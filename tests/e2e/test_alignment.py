@@ -166,25 +166,22 @@ def lines(found: Artifact) -> list[dict[str, Any]]:
 
 def test_the_average_of_two_variants_is_the_mean_of_their_weights(aligned: Path) -> None:
     from apertus_model import device  # before torchtitan  # noqa: F401
-    from apertus_model.trainer.checkpoint_reader import reader
+    from apertus_model.trainer.checkpoint_reader import CheckpointReader
 
     plan = plan_of(aligned)
     weights = []
     for name in ("align-qrpo", "align-dpo", "merged"):
         found = artifact(plan, name)
-        weights.append(
-            read_tensor(reader, plan.store.location(found.checkpoint(found.checkpoint_steps()[-1]).folder))
-        )
+        weights.append(read_tensor(CheckpointReader(found.checkpoint(found.checkpoint_steps()[-1]))))
     first, second, mean = (weight.astype(np.float64) for weight in weights)
     assert np.array_equal(mean.astype(np.float32), ((first + second) / 2).astype(np.float32))
     assert not np.array_equal(first, second)
 
 
-def read_tensor(reader: Any, folder: str) -> Any:
+def read_tensor(storage: Any) -> Any:
     import torch
     import torch.distributed.checkpoint as dcp
 
-    storage = reader(folder)
     size = storage.read_metadata().state_dict_metadata["lm_head.weight"].size
     state = {"lm_head.weight": torch.empty(size)}
     dcp.load(state, storage_reader=storage, no_dist=True)

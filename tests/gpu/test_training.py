@@ -10,6 +10,7 @@ from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.settings import Precision
 from tests.apertus_model.harness import Result, SyntheticSamples, difference, losses, same, segment, train
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 from tests.apertus_model.trainer.layouts import ALL
 from tests.gpu.conftest import Measured, device, needs_gpus, number_of_gpus
 
@@ -50,7 +51,8 @@ def run(folder: Path, processes: int = 1, source: CheckpointSource | None = None
 def test_training_resumes_to_the_same_bits(tmp_path: Path, measured: Measured) -> None:
     whole = run(tmp_path / "whole")
     rest = run(
-        tmp_path / "rest", source=CheckpointSource(str(tmp_path / "whole" / "step-2"), 2, optimizer=True)
+        tmp_path / "rest",
+        source=CheckpointSource(LocalCheckpoint(tmp_path / "whole" / "step-2"), 2, optimizer=True),
     )
     measured("losses", ", ".join(f"{loss:.3f}" for loss in losses(whole)))
     assert losses(whole)[-1] < losses(whole)[0]

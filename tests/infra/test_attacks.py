@@ -22,6 +22,7 @@ from infra.store import Artifact, Attempt, Store, StoreError
 from infra.store.documents import to_json
 from specs.document import parse
 from specs.errors import SpecError
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 from tests.infra.hostile import Calls, edit
 from tests.infra.sealed import sealed
 from tests.infra.store.attempts import attempt, save
@@ -45,7 +46,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def loads(checkpoint: Path) -> None:
-    load_tensors({"weight": torch.empty(3)}, str(checkpoint))
+    load_tensors({"weight": torch.empty(3)}, LocalCheckpoint(checkpoint))
 
 
 @pytest.mark.parametrize("file", ["index.json", "rank-00000.safetensors"])
@@ -171,11 +172,16 @@ def test_the_length_of_a_header_asks_for_no_more_memory_than_the_file_has_bytes(
 
 
 @pytest.mark.parametrize("name", ["index.json", "rank-00000.safetensors"])
-def test_a_file_of_a_checkpoint_is_no_link(checkpoint: Path, name: str, tmp_path: Path) -> None:
-    os.rename(checkpoint / name, tmp_path / "elsewhere")
-    (checkpoint / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match="leads out of the checkpoint through a link"):
-        loads(checkpoint)
+def test_a_file_of_a_committed_checkpoint_is_no_link(store: Store, tmp_path: Path, name: str) -> None:
+    writing = attempt(store, tmp_path, path="pretrain/f")
+    writer = CheckpointWriter(store, writing.folder(writing.checkpoint_folder(7)))
+    dcp.save({"weight": torch.arange(3.0)}, storage_writer=writer, no_dist=True)
+    committed = writing.commit_checkpoint(7, {}, files=writer.records)
+    stored = Path(store.full(f"{committed.folder}/{name}"))
+    os.rename(stored, tmp_path / "elsewhere")
+    stored.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="leads out of the store through a link"):
+        load_tensors({"weight": torch.empty(3)}, committed)
 
 
 # Markers and manifests

@@ -17,6 +17,7 @@ from specs.launch import Parallel
 from specs.model import ModelSpec
 from tests.apertus_model.harness import SyntheticSamples, segment, train
 from tests.apertus_model.ranks import in_kept_processes
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 
 MODEL = ModelSpec(
     dim=4, n_layers=3, n_heads=2, n_kv_heads=2, head_dim=4, ffn_dim=8, vocab_size=128, init_std=0.3
@@ -25,14 +26,14 @@ SAMPLES = [SyntheticSamples()[index] for index in range(3)]  # some labels are m
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> LocalCheckpoint:
     folder = tmp_path_factory.mktemp("trained")
     train(folder, segment(model=MODEL, end_step=2, checkpoint={"interval": 2}))
-    return folder / "step-2"
+    return LocalCheckpoint(folder / "step-2")
 
 
 @pytest.fixture(scope="module")
-def truth(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+def truth(checkpoint: LocalCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     folder = tmp_path_factory.mktemp("plain")
     return in_kept_processes(folder, lambda rank: expected(checkpoint), 1)[0]  # type: ignore[no-any-return]
 
@@ -56,11 +57,11 @@ def test_equal_activations_have_no_sparsity_and_a_single_one_has_all_of_it() -> 
     ],
 )
 def test_the_sparsity_of_each_layer_is_the_mean_over_the_labels(
-    tmp_path: Path, checkpoint: Path, truth: dict[str, float], parallel: Parallel
+    tmp_path: Path, checkpoint: LocalCheckpoint, truth: dict[str, float], parallel: Parallel
 ) -> None:
     def run(rank: int) -> dict[str, float]:
         evaluator = load_evaluator(
-            MODEL, str(checkpoint), sequence_length=16, attention="sdpa", parallel=parallel, batch_size=2,
+            MODEL, checkpoint, sequence_length=16, attention="sdpa", parallel=parallel, batch_size=2,
             scratch=str(tmp_path),
         )  # fmt: skip
         return sparsity(evaluator, SAMPLES)
@@ -70,11 +71,11 @@ def test_the_sparsity_of_each_layer_is_the_mean_over_the_labels(
     assert len(truth) == 2 * 3 + 2 and found == pytest.approx(truth, rel=1e-4)
 
 
-def expected(checkpoint: Path) -> dict[str, float]:
+def expected(checkpoint: LocalCheckpoint) -> dict[str, float]:
     """One label after the other, from what a plain model of float64 puts into its layers."""
     plain = model_config(MODEL, sequence_length=16, attention="sdpa").build()
     state = dict(plain.state_dict())
-    load_tensors(state, str(checkpoint))
+    load_tensors(state, checkpoint)
     plain.load_state_dict(state)
     inputs: dict[str, np.ndarray] = {}
     for number, layer in plain.layers.items():

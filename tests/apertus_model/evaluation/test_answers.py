@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from apertus_model.data.rows import write_rows
 from apertus_model.data.tokens.stream import IGNORE_INDEX
 from apertus_model.evaluation.answers import (
     Answers,
@@ -17,6 +18,7 @@ from apertus_model.evaluation.answers import (
     most_frequent,
     rewards,
 )
+from tests.apertus_model.preference_artifacts import attempt_at, put_rows
 
 PAD = 9
 
@@ -33,6 +35,14 @@ def answers(values: list[list[float]] | None, *, finished: tuple[bool, ...] = (T
     ]
     sampled: list[Any] | None = [{"sampled": row} for row in values] if values is not None else None
     return Answers(prompts, completions, sampled, PAD)
+
+
+def test_empty_answers_have_no_time(bench: Any) -> None:
+    prompts = put_rows(bench, "prompts", "prompts0", [{"id": "a"}], {"pad_id": PAD})
+    attempt = attempt_at(bench, "completions", "completions0")
+    written = write_rows(attempt, "completions", [{"id": "a", "completions": []}])
+    attempt.commit(metrics={"tokens": 0, "tokens_per_second": 0.0}, facts=written)
+    assert Answers.read(prompts, attempt.artifact, None).seconds == 0.0
 
 
 def test_without_rewards_the_answers_are_counted() -> None:

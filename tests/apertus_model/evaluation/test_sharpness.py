@@ -26,6 +26,7 @@ from specs.launch import Parallel
 from specs.model import ModelSpec
 from tests.apertus_model.harness import SyntheticSamples, segment, train
 from tests.apertus_model.ranks import in_kept_processes
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 
 TINY = ModelSpec(
     dim=4, n_layers=1, n_heads=2, n_kv_heads=2, head_dim=4, ffn_dim=4, vocab_size=128, init_std=0.3
@@ -54,7 +55,7 @@ def on_ranks(
         return work(
             load_evaluator(
                 TINY,
-                str(checkpoints / "step-2"),
+                LocalCheckpoint(checkpoints / "step-2"),
                 sequence_length=16,
                 attention="sdpa",
                 parallel=parallel or Parallel(),
@@ -110,7 +111,7 @@ def exact(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     def work(evaluator: Evaluator) -> dict[str, Any]:
         plain = model_config(TINY, sequence_length=16, attention="sdpa").build()
         state = dict(plain.state_dict())
-        load_tensors(state, str(checkpoints / "step-2"))
+        load_tensors(state, LocalCheckpoint(checkpoints / "step-2"))
         plain.load_state_dict(state)
         evaluator.model = plain.double()  # the engine's own computes in float32
         before = [parameter.detach().clone() for parameter in evaluator.model.parameters()]

@@ -19,6 +19,7 @@ from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.settings import Precision
 from tests.apertus_model.harness import MODEL, Result, losses, same, segment, train
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 from tests.machine import slow
 
 KINDS = ("float8", "float8-rowwise")
@@ -98,7 +99,7 @@ def spec_of(kind: str, **changes: Any) -> Any:
 @pytest.mark.parametrize("kind", ["float8", slow("float8-rowwise")])
 def test_training_in_float8_resumes_with_the_same_bits(tmp_path: Path, kind: str) -> None:
     whole = train(tmp_path / "whole", spec_of(kind), states=True)[0]
-    source = CheckpointSource(str(tmp_path / "whole" / "step-3"), 3, optimizer=True)
+    source = CheckpointSource(LocalCheckpoint(tmp_path / "whole" / "step-3"), 3, optimizer=True)
     rest = train(tmp_path / "rest", spec_of(kind), source=source, begin_step=3, states=True)[0]
     assert same(rest.weights, whole.weights)
     assert same(rest.optimizer, whole.optimizer)
@@ -113,7 +114,7 @@ def test_a_float8_checkpoint_resumes_in_bfloat16_and_back(tmp_path: Path) -> Non
     """The same tensors, so a stage of either precision starts from a checkpoint of the other."""
     there = train(tmp_path / "there", spec_of("float8", end_step=3))[0]
     assert {tensor.dtype for tensor in there.weights.values()} == {torch.float32}
-    source = CheckpointSource(str(tmp_path / "there" / "step-3"), 3, optimizer=True)
+    source = CheckpointSource(LocalCheckpoint(tmp_path / "there" / "step-3"), 3, optimizer=True)
     back = train(tmp_path / "back", segment(), source=source, begin_step=3)[0]
     assert back.finished and all(torch.isfinite(tensor).all() for tensor in back.weights.values())
 

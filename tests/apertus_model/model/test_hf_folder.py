@@ -24,6 +24,7 @@ from infra.store import Store
 from specs.hugging_face import HuggingFaceError, hugging_face_config
 from specs.model import ModelSpec
 from specs.stages.import_model import ImportModelPart
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 from tests.numerics import Numerics, largest_difference
 
 SPEC = ModelSpec(dim=32, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=8, ffn_dim=64, vocab_size=259)
@@ -75,7 +76,7 @@ def exported(checkpoint: Path, target: Path, dtype: str) -> Path:
         target,
         max_shard_size=SHARD,
         dtype=getattr(torch, dtype),
-        read=lambda tensors: load_tensors(tensors, str(checkpoint)),
+        read=lambda tensors: load_tensors(tensors, LocalCheckpoint(checkpoint)),
     )
     return target
 
@@ -121,7 +122,7 @@ def test_a_checkpoint_goes_to_a_folder_and_back_to_the_same_weights(
     trained = trained_checkpoint(tmp_path / "trained")
     imported(str(exported(tmp_path / "trained", tmp_path / "model", "float32")), tmp_path / "again")
     again = {name: torch.empty_like(weight) for name, weight in trained.items()}
-    load_tensors(again, str(tmp_path / "again"))
+    load_tensors(again, LocalCheckpoint(tmp_path / "again"))
     numerics(
         "model",
         "weights from a checkpoint to Hugging Face and back",
@@ -245,6 +246,7 @@ from infra.store import Store
 from specs.model import ModelSpec
 from specs.stages.export import ExportPart
 from specs.stages.import_model import ImportModelPart
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 
 class Tokenizer:
     manifest = SimpleNamespace(facts={"bos_id": 1, "eos_id": 2}, files={})
@@ -265,7 +267,7 @@ folder, shard = Path(sys.argv[1]), int(sys.argv[2])
 def work(spec, name):
     part = ExportPart(model=spec, sequence_length=32, max_shard_size=shard, tolerance=1e-4)
     imported = ImportModelPart(model=spec, url=str(folder / name), reference=name)
-    checkpoint, again = str(folder / f"{name}-checkpoint"), folder / f"{name}-again"
+    checkpoint, again = LocalCheckpoint(folder / f"{name}-checkpoint"), folder / f"{name}-again"
     writer = CheckpointWriter(Store.open(str(folder)), f"{name}-checkpoint")
     weights = FolderWeights(imported.url, spec, folder)
     yield growth(lambda: save_weights(weights, imported, writer, on_tensor=lambda *_: None))

@@ -11,7 +11,7 @@ import torch
 from apertus_model.model.lora import is_adapter, merge_adapter
 from apertus_model.model.model import model_config
 from apertus_model.trainer.checkpoint import CheckpointSource, load_tensors
-from apertus_model.trainer.checkpoint_reader import reader
+from apertus_model.trainer.checkpoint_reader import CheckpointReader
 from specs.launch import Parallel
 from specs.settings import Lora
 from tests.apertus_model.harness import (
@@ -26,6 +26,7 @@ from tests.apertus_model.harness import (
     segment,
     train,
 )
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 from tests.machine import slow
 
 LORA = Lora(rank=3, alpha=6.0, targets=["wq", "wv", "wo", "up_proj", "down_proj"])
@@ -40,11 +41,11 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def begin(parent: Path) -> CheckpointSource:
-    return CheckpointSource(str(parent / "step-3"), 3, optimizer=False, new_adapters=True)
+    return CheckpointSource(LocalCheckpoint(parent / "step-3"), 3, optimizer=False, new_adapters=True)
 
 
 def go_on(folder: Path, step: int) -> CheckpointSource:
-    return CheckpointSource(str(folder / f"step-{step}"), step, optimizer=True)
+    return CheckpointSource(LocalCheckpoint(folder / f"step-{step}"), step, optimizer=True)
 
 
 def adapted(**changes: Any) -> Any:
@@ -60,16 +61,16 @@ def trained(parent: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
 def plain_weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
     """What a model without adapters reads."""
     state = dict(model_config(MODEL, sequence_length=16, attention="sdpa").build().state_dict())
-    load_tensors(state, str(folder / f"step-{step}"))
+    load_tensors(state, LocalCheckpoint(folder / f"step-{step}"))
     return state
 
 
 def stored(folder: Path, step: int) -> dict[str, torch.Tensor]:
     from torch.distributed.checkpoint import load
 
-    index = reader(str(folder / f"step-{step}")).read_metadata().state_dict_metadata
+    index = CheckpointReader(LocalCheckpoint(folder / f"step-{step}")).read_metadata().state_dict_metadata
     state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in index.items()}
-    load(state, storage_reader=reader(str(folder / f"step-{step}")), no_dist=True)
+    load(state, storage_reader=CheckpointReader(LocalCheckpoint(folder / f"step-{step}")), no_dist=True)
     return state
 
 
@@ -180,7 +181,7 @@ def test_a_child_begins_with_the_sum_and_with_new_adapters_if_any(
 ) -> None:
     folder, _ = trained
     merged = plain_weights(folder, 6)
-    source = CheckpointSource(str(folder / "step-6"), 6, optimizer=False, new_adapters=True)
+    source = CheckpointSource(LocalCheckpoint(folder / "step-6"), 6, optimizer=False, new_adapters=True)
     child = train(tmp_path / "plain", segment("qrpo"), source=source, begin_step=0, stop_at=0)[0]
     assert same(child.weights, merged)
     grandchild = train(tmp_path / "adapted", adapted(), source=source, begin_step=0, stop_at=0, processes=2)[

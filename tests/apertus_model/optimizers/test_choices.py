@@ -32,6 +32,7 @@ from tests.apertus_model.harness import (
     train,
 )
 from tests.apertus_model.ranks import in_kept_processes
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 from tests.numerics import Numerics, largest_difference
 
 RATES = {"lion": 1e-3, "signum": 1e-3, "sophia": 3e-3, "muon": 2e-2, "prodigy": 1.0}
@@ -98,7 +99,9 @@ def all_choices(folder: Path, processes: int, *, resumed: bool = False) -> Runs:
     def work(rank: int) -> dict[str, Result]:
         runs = {}
         for choice in CHOICES:
-            middle = CheckpointSource(str(folder / choice / "whole" / f"step-{HALF}"), HALF, optimizer=True)
+            middle = CheckpointSource(
+                LocalCheckpoint(folder / choice / "whole" / f"step-{HALF}"), HALF, optimizer=True
+            )
             runs[choice] = run_here(
                 folder / choice / ("rest" if resumed else "whole"),
                 run_of(choice, processes),
@@ -329,7 +332,7 @@ def test_schedule_free_checkpoints_and_held_out_losses_are_of_the_averaged_weigh
     spec = run_of("schedule-free-adamw", 1, validation={"interval": STEPS})
     parent = train(tmp_path / "parent", spec, heldout=heldout, states=True)[0]
     stored = {name: torch.empty_like(value) for name, value in parent.weights.items()}
-    load_tensors(stored, str(tmp_path / "parent" / f"step-{STEPS}"))
+    load_tensors(stored, LocalCheckpoint(tmp_path / "parent" / f"step-{STEPS}"))
     for name, training in parent.weights.items():
         z = parent.optimizer[f"state.{name}.z"]
         # y = (1 - b1) z + b1 x
@@ -338,7 +341,7 @@ def test_schedule_free_checkpoints_and_held_out_losses_are_of_the_averaged_weigh
     again = train(
         tmp_path / "again",
         run_of("adamw", 1),
-        source=CheckpointSource(str(tmp_path / "parent" / f"step-{STEPS}"), STEPS, False),
+        source=CheckpointSource(LocalCheckpoint(tmp_path / "parent" / f"step-{STEPS}"), STEPS, False),
         stop_at=0,
     )[0]
     assert same(again.weights, stored)  # who starts from the weights has the averaged ones

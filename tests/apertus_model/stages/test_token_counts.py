@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from infra.store import Artifact
-from infra.store.inputs import SourceError
+from specs.errors import StageError
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"cannot read tokenizer\.json of the tokenizer folder .*: FileNotFoundError"),
-        ("{", r"tokenizer\.json of the tokenizer folder .* cannot be read"),
-        ('{"model": {"type": "Unheard"}}', r"tokenizer\.json of the tokenizer folder .* cannot be read"),
+        (None, r"there is no file .*/folder/tokenizer\.json"),
+        ("{", r"the tokenizer .*/folder/tokenizer\.json fails in from_file"),
+        ('{"model": {"type": "Unheard"}}', r"the tokenizer .*/folder/tokenizer\.json fails in from_file"),
     ],
 )  # fmt: skip
 def test_a_folder_without_a_usable_tokenizer_is_named(
@@ -26,5 +26,5 @@ def test_a_folder_without_a_usable_tokenizer_is_named(
     folder.mkdir()
     if content is not None:
         (folder / "tokenizer.json").write_text(content)
-    with pytest.raises(SourceError, match=message):
+    with pytest.raises(StageError, match=message):
         bench.run("token_counts", "bad", {"path": str(folder)}, {"text": text})

@@ -192,11 +192,15 @@ def test_an_imported_vocabulary_that_is_too_large_is_refused_with_the_fix(
 
 
 def test_folders_that_hold_no_tokenizer_are_refused(bench: Any, documents: Path, tokenizer: Artifact) -> None:
+    spec = {"path": str(documents), "vocab_size": 512, "bytes_per_source": 1}
+    with pytest.raises(SourceError, match=r"no file below .*/documents matches include \['tokenizer\.json'"):
+        bench.run("tokenizer", "none", spec)
+    (documents / "tokenizer_config.json").write_text("{}")
     with pytest.raises(SourceError, match=r"has no tokenizer\.json"):
-        bench.run("tokenizer", "a", {"path": str(documents), "vocab_size": 512, "bytes_per_source": 1})
+        bench.run("tokenizer", "a", spec)
     (documents / "tokenizer.json").write_bytes(tokenizer.bytes("tokenizer.json"))
     with pytest.raises(SourceError, match="states no bos_token"):
-        bench.run("tokenizer", "b", {"path": str(documents), "vocab_size": 512, "bytes_per_source": 1})
+        bench.run("tokenizer", "b", spec)
 
 
 @pytest.mark.parametrize(

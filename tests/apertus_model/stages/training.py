@@ -166,9 +166,9 @@ class CountedStop(StopSignal):
 def weights_of(artifact: Artifact, step: int) -> dict[str, list[float]]:
     from torch.distributed.checkpoint import load
 
-    from apertus_model.trainer.checkpoint_reader import reader
+    from apertus_model.trainer.checkpoint_reader import CheckpointReader
 
-    storage = reader(artifact.checkpoint(step))
+    storage = CheckpointReader(artifact.checkpoint(step))
     index = storage.read_metadata().state_dict_metadata
     state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in index.items()}
     load(state, storage_reader=storage, no_dist=True)

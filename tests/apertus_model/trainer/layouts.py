@@ -21,6 +21,7 @@ from tests.apertus_model.harness import (
     segment,
     train,
 )
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 
 DEEP = MODEL.model_copy(update={"n_layers": 6})
 STEPS = 4
@@ -96,7 +97,7 @@ def assert_compiled_layers_train_alike(
 
 
 def at(folder: Path, step: int = 2) -> CheckpointSource:
-    return CheckpointSource(str(folder / f"step-{step}"), step, optimizer=True)
+    return CheckpointSource(LocalCheckpoint(folder / f"step-{step}"), step, optimizer=True)
 
 
 @dataclass

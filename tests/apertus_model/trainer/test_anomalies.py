@@ -31,6 +31,7 @@ from tests.apertus_model.harness import (
     segment,
     train,
 )
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 from tests.machine import slow
 
 
@@ -104,6 +105,23 @@ def test_the_policy_stops_after_so_many_events_and_says_what_to_do() -> None:
         str(error) == "step 7: the grad norm is not finite; training stops; lower the learning rate, or set"
         " anomalies.nonfinite: skip or rollback"
     )
+
+
+@pytest.mark.parametrize(
+    ("policy", "before", "reason"),
+    [
+        ({"nonfinite": "skip", "max_events": 0}, [], "; 0 steps of this segment were skipped or rolled back"),
+        ({"spike": "skip", "max_events": 1}, [1.0, 3.0, 9.0], ", or set anomalies.nonfinite: skip"),
+    ],
+)
+def test_an_error_names_the_setting_that_stopped_training(
+    policy: dict[str, Any], before: list[float], reason: str
+) -> None:
+    detector = AnomalyDetector(Anomalies(window=2, spike_threshold=1, **policy), 0)
+    events = [detector.check(step, loss, 1.0) for step, loss in enumerate([*before, float("nan")], 1)]
+    assert [event.action for event in events if event] == ["skip"] * policy["max_events"] + ["stop"]
+    assert events[-1] is not None
+    assert reason in str(detector.error(events[-1]))
 
 
 def test_a_rollback_goes_to_a_multiple_that_is_old_enough_whatever_was_committed() -> None:
@@ -307,7 +325,7 @@ def test_a_rollback_brings_an_earlier_state_back_and_jumps_over_the_data(
 @pytest.mark.parametrize("begin", [3, slow(4), slow(6)])
 def test_resuming_before_and_after_a_rollback_gives_the_same_bits(tmp_path: Path, begin: int) -> None:
     whole = run(tmp_path, spec_of(anomalies=ROLLBACK))
-    source = CheckpointSource(str(tmp_path / f"step-{begin}"), begin, optimizer=True)
+    source = CheckpointSource(LocalCheckpoint(tmp_path / f"step-{begin}"), begin, optimizer=True)
     rest = run(
         tmp_path, spec_of(anomalies=ROLLBACK), source=source, begin_step=begin, anomalies=whole.facts[begin]
     )
@@ -323,7 +341,7 @@ def test_resuming_among_spikes_gives_the_same_decisions_and_bits(tmp_path: Path,
     spikes = [event.step for event in whole.events if event.limit is not None]
     assert 2 <= len(spikes) < STEPS - 2
     assert difference(whole.weights, oracle(spec, {POISONED, *spikes}, {})) < 1e-5
-    source = CheckpointSource(str(tmp_path / "whole" / f"step-{begin}"), begin, optimizer=True)
+    source = CheckpointSource(LocalCheckpoint(tmp_path / "whole" / f"step-{begin}"), begin, optimizer=True)
     rest = run(tmp_path / "rest", spec, source=source, begin_step=begin, anomalies=whole.facts[begin])
     assert same(rest.weights, whole.weights)
     assert rest.events == [event for event in whole.events if event.step > begin]

@@ -9,10 +9,11 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from apertus_model.trainer.checkpoint import CheckpointSource, load_tensors
-from apertus_model.trainer.checkpoint_reader import CheckpointError, reader
+from apertus_model.trainer.checkpoint_reader import CheckpointError, CheckpointReader
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec
 from tests.apertus_model.harness import PreferenceRows, difference, losses, same, segment, train
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 from tests.machine import slow
 
 
@@ -56,20 +57,20 @@ def test_a_damaged_checkpoint_is_refused(trained: Path, tmp_path: Path, name: st
     (folder / name).unlink()
     if damage != "removed":
         (folder / name).write_bytes(changed[damage])
-    index = reader(str(trained)).read_metadata().state_dict_metadata
+    index = CheckpointReader(LocalCheckpoint(trained)).read_metadata().state_dict_metadata
     state = {key: torch.empty(entry.size, dtype=entry.properties.dtype) for key, entry in index.items()}
-    load_tensors(dict(state), str(trained))
+    load_tensors(dict(state), LocalCheckpoint(trained))
     with pytest.raises(CheckpointError, match=r"is damaged|is not complete"):
-        load_tensors(state, str(folder))
+        load_tensors(state, LocalCheckpoint(folder))
 
 
 def test_torch_alone_reads_the_shards_of_two_ranks(trained: Path) -> None:
-    index = reader(str(trained)).read_metadata().state_dict_metadata
+    index = CheckpointReader(LocalCheckpoint(trained)).read_metadata().state_dict_metadata
     ours, theirs = (
         {key: torch.empty(entry.size, dtype=entry.properties.dtype) for key, entry in index.items()}
         for _ in range(2)
     )
-    load_tensors(ours, str(trained))
+    load_tensors(ours, LocalCheckpoint(trained))
     dcp.load(theirs, storage_reader=HuggingFaceStorageReader(str(trained)), no_dist=True)
     assert same(ours, theirs)
     assert any(len(entry.chunks) == 2 for entry in index.values())
@@ -110,7 +111,7 @@ def test_a_run_resumes_in_another_layout_with_the_same_data_and_losses(
     (before, layout), (after, other) = CHANGES[change]
     spec = segment(kind, optimizer=optimizer(name), parallel=layout)
     whole = train(tmp_path, spec, processes=before)[0]
-    source = CheckpointSource(str(tmp_path / "step-3"), 3, optimizer=True)
+    source = CheckpointSource(LocalCheckpoint(tmp_path / "step-3"), 3, optimizer=True)
     rest = train(
         tmp_path / "rest",
         spec.model_copy(update={"parallel": other}),
@@ -131,7 +132,7 @@ def test_preference_training_resumes_with_the_same_bits_and_on_two_processes_wit
 ) -> None:
     spec = segment(kind)
     whole = train(tmp_path, spec, data=PreferenceRows, states=True)[0]
-    source = CheckpointSource(str(tmp_path / "step-3"), 3, optimizer=True)
+    source = CheckpointSource(LocalCheckpoint(tmp_path / "step-3"), 3, optimizer=True)
     again = train(tmp_path / "again", spec, source=source, begin_step=3, data=PreferenceRows, states=True)[0]
     assert same(again.weights, whole.weights)
     assert same(again.optimizer, whole.optimizer)

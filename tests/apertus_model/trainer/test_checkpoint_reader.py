@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 from apertus_model.trainer import checkpoint_reader
 from apertus_model.trainer.checkpoint import load_tensors
-from apertus_model.trainer.checkpoint_reader import reader
+from apertus_model.trainer.checkpoint_reader import CheckpointReader
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from infra.store import Checkpoint, Store
 from infra.store.records import DamagedCheckpoint
@@ -149,7 +149,7 @@ def read_part(
     planner: Any = SimpleNamespace(
         resolve_tensor=lambda item: target, commit_tensor=lambda item, tensor: None
     )
-    reader(checkpoint).read_data(LoadPlan([item]), planner).wait()
+    CheckpointReader(checkpoint).read_data(LoadPlan([item]), planner).wait()
     return target
 
 

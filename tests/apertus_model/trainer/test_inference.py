@@ -17,6 +17,7 @@ from apertus_model.trainer.inference import load_evaluator
 from specs.launch import Parallel
 from tests.apertus_model.harness import MODEL, PreferenceRows, SyntheticSamples, segment, train
 from tests.apertus_model.ranks import in_kept_processes
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 from tests.machine import slow
 
 LAYOUTS = [(1, Parallel()), slow(2, Parallel()), slow(2, Parallel(cp=2)), (2, Parallel(tp=2))]
@@ -42,7 +43,7 @@ def on_ranks(
     def run(rank: int) -> Any:
         def load(step: int, dtype: Any = "float32", batch_size: int = 2) -> Evaluator:
             return load_evaluator(
-                MODEL, str(checkpoints / f"step-{step}"), sequence_length=16, attention="sdpa",
+                MODEL, LocalCheckpoint(checkpoints / f"step-{step}"), sequence_length=16, attention="sdpa",
                 parallel=parallel,
                 batch_size=batch_size, scratch=str(folder), dtype=dtype,
             )  # fmt: skip
@@ -56,7 +57,7 @@ def log_softmax(checkpoints: Path, step: int, samples: list[Any]) -> torch.Tenso
     """ln p over the vocabulary at every place of the samples, float64."""
     model = model_config(MODEL, sequence_length=16, attention="sdpa").build()
     state = dict(model.state_dict())
-    load_tensors(state, str(checkpoints / f"step-{step}"))
+    load_tensors(state, LocalCheckpoint(checkpoints / f"step-{step}"))
     model.load_state_dict(state)
     tokens, positions = (
         torch.from_numpy(np.stack([getattr(sample, name) for sample in samples]))
@@ -129,7 +130,7 @@ def test_the_first_log_ratio_of_every_sequence_is_exactly_zero(
         precision={"param": dtype},
         micro_batch_size=micro_batch_size,
     )  # rows 5 to 8: in the other place of their micro-batch than in stored order
-    source = CheckpointSource(str(checkpoints / "step-3"), 3, optimizer=False, new_adapters=True)
+    source = CheckpointSource(LocalCheckpoint(checkpoints / "step-3"), 3, optimizer=False, new_adapters=True)
 
     def counted(trainer: Any) -> None:
         assert sum(map(len, seen)) == 4 * parallel.cp * parallel.tp // processes
@@ -153,7 +154,7 @@ def test_a_reference_of_another_model_gives_log_ratios_that_are_not_zero(
         Parallel(),
         lambda load: load(2, "float32", 4).of_sequences(stored, 4),
     )[0]
-    source = CheckpointSource(str(checkpoints / "step-3"), 3, optimizer=False)
+    source = CheckpointSource(LocalCheckpoint(checkpoints / "step-3"), 3, optimizer=False)
     data = lambda: PreferenceRows(reference=reference.numpy())  # noqa: E731
     row = train(tmp_path / "train", segment("qrpo", end_step=1), source=source, begin_step=0, data=data)[
         0

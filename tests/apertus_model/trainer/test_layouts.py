@@ -21,6 +21,7 @@ from tests.apertus_model.harness import (
     same,
 )
 from tests.apertus_model.step_costs import local
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 from tests.apertus_model.trainer.layouts import (
     ALL,
     DEEP,
@@ -127,7 +128,9 @@ def test_adapters_train_alike_in_a_pipeline_and_their_sum_is_read_there(
 ) -> None:
     parallel = Parallel(pp=2, pp_schedule=schedule)
     begin: dict[str, Any] = {
-        "source": CheckpointSource(str(alone[0] / "step-2"), 2, optimizer=False, new_adapters=True),
+        "source": CheckpointSource(
+            LocalCheckpoint(alone[0] / "step-2"), 2, optimizer=False, new_adapters=True
+        ),
         "begin_step": 0,
     }
     one = run(tmp_path / "one", spec_of("sft", lora=ADAPTED), **begin)
@@ -136,7 +139,7 @@ def test_adapters_train_alike_in_a_pipeline_and_their_sum_is_read_there(
     # B is near 0, where AdEMAMix divides small numbers by small numbers
     assert difference(two.weights, one.weights) < 1e-4
     begin["source"] = CheckpointSource(
-        str(tmp_path / "two" / f"step-{STEPS}"), STEPS, optimizer=False, new_adapters=True
+        LocalCheckpoint(tmp_path / "two" / f"step-{STEPS}"), STEPS, optimizer=False, new_adapters=True
     )
     merged = run(tmp_path / "merged", spec_of(), **begin, stop_at=0)
     spread = run(tmp_path / "spread", spec_of(parallel=parallel), 2, **begin, stop_at=0)

@@ -14,6 +14,7 @@ from apertus_model.trainer.loading import load_model
 from specs.launch import Parallel
 from tests.apertus_model.harness import MODEL, segment, train
 from tests.apertus_model.ranks import in_processes
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 
 
 def test_weights_that_are_stored_as_they_are_used_give_the_same_bits(tmp_path: Path) -> None:
@@ -27,7 +28,7 @@ def test_weights_that_are_stored_as_they_are_used_give_the_same_bits(tmp_path: P
         found = []
         for stored in ("float32", "bfloat16"):
             model = load_model(
-                MODEL, str(tmp_path / "step-1"), sequence_length=16, attention="sdpa",
+                MODEL, LocalCheckpoint(tmp_path / "step-1"), sequence_length=16, attention="sdpa",
                 parallelism=parallelism, dims=dims, device=torch.device("cpu"), dtype="bfloat16",
                 scratch=str(tmp_path), stored_dtype=stored,
             )  # fmt: skip

@@ -28,6 +28,7 @@ from tests.apertus_model.harness import (
     segment,
     train,
 )
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 from tests.machine import slow
 from tests.numerics import Numerics
 
@@ -241,7 +242,7 @@ def test_preference_training_resumes_from_a_checkpoint_with_the_same_bits(
     spec = spec_of(name, end_step=4, micro_batch_size=1)
     settings = {"processes": processes, "data": KINDS[name][1], "states": True}
     whole = train(tmp_path / "whole", spec, **settings)[0]
-    source = CheckpointSource(str(tmp_path / "whole/step-3"), 3, optimizer=True)
+    source = CheckpointSource(LocalCheckpoint(tmp_path / "whole/step-3"), 3, optimizer=True)
     rest = train(tmp_path / "rest", spec, source=source, begin_step=3, **settings)[0]
     assert same(rest.weights, whole.weights)
     assert same(rest.optimizer, whole.optimizer)

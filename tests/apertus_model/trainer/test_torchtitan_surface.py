@@ -6,12 +6,15 @@ trusted.
 
 import importlib
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import apertus_model.trainer  # noqa: F401
 
+ROOT = Path(__file__).resolve().parents[3]
 SIGNATURES = {
     # apertus_model/device.py
     "torchtitan.distributed.utils.set_pg_timeouts": ["timeout", "parallel_dims"],
@@ -40,6 +43,7 @@ SIGNATURES = {
         "parallelize_fn", "loss_fn",
     ],
     # apertus_model/model/lora.py
+    "torchtitan.components.lora._get_lora_cls": ["parent_cls"],
     "torchtitan.protocols.module.Module._init_self_buffers": ["self", "buffer_device"],
     "torchtitan.models.common.decoder_sharding.dense_param_placement": ["tp"],
     # apertus_model/trainer/metrics.py
@@ -47,10 +51,9 @@ SIGNATURES = {
         "self", "step", "global_avg_loss", "global_max_loss", "grad_norm", "extra_metrics",
     ],
     "torchtitan.components.metrics.MetricsProcessor.should_log": ["self", "step"],
-    # apertus_model/trainer/schedule.py
+    # apertus_model/trainer/optimizer.py
     "torchtitan.components.optimizer.LRSchedulersContainer.Config.build": ["self", "optimizers",
     "training_steps"],
-    # apertus_model/trainer/optimizer.py
     "torchtitan.components.optimizer.OptimizersContainer._resolve_optimizer_factory": ["name"],
     "torchtitan.components.optimizer.utils.init_optim_state": ["optim"],
     # apertus_model/optimizers/muon.py
@@ -60,7 +63,7 @@ SIGNATURES = {
     "torchtitan.components.checkpointer.BaseCheckpointManager._load": ["self", "step"],
     "torchtitan.components.checkpointer.BaseCheckpointManager._save": ["self", "curr_step", "last_step"],
     "torchtitan.components.checkpointer.base.ModelWrapper.load_state_dict": ["self", "state_dict"],
-    # apertus_model/trainer/upload.py
+    # apertus_model/trainer/checkpoint_writer.py
     "torch.distributed.checkpoint.DefaultSavePlanner.set_up_planner": ["self", "state_dict", "storage_meta",
     "is_coordinator"],
     "torch.distributed.checkpoint.DefaultSavePlanner.create_local_plan": ["self"],
@@ -80,7 +83,7 @@ SIGNATURES = {
     "torchtitan.models.common.CosSinRoPE._precompute_cache": ["self"],
     # apertus_model/model/init.py
     "torch.distributed.tensor.DTensor.__create_chunk_list__": ["self"],
-    # apertus_model/trainer/heldout.py
+    # apertus_model/trainer/evaluator.py
     "torchtitan.distributed.context_parallel.prepare_context_parallel_input": [
         "inputs", "labels", "extra_kwargs", "cp_mesh", "device", "load_balancer_type", "ptrr_mask_key",
     ],
@@ -103,6 +106,22 @@ def resolve(path: str) -> Any:
 @pytest.mark.parametrize("path", SIGNATURES)
 def test_a_name_that_the_engine_relies_on_is_unchanged(path: str) -> None:
     assert list(inspect.signature(resolve(path)).parameters) == SIGNATURES[path]
+
+
+def test_a_layer_with_an_adapter_has_the_attributes_that_lora_py_uses() -> None:
+    from torchtitan.components.lora import _get_lora_cls
+    from torchtitan.models.common import Linear
+
+    layer = _get_lora_cls(Linear).Config(in_features=2, out_features=3, rank=4, alpha=2.0).build()
+    assert layer._lora_scaling == 0.5
+    assert [tuple(adapter.weight.shape) for adapter in (layer.lora_a, layer.lora_b)] == [(4, 2), (3, 4)]
+    assert all("weight" in adapter._param_init for adapter in (layer.lora_a, layer.lora_b))
+
+
+def test_the_files_to_read_exist() -> None:
+    named = re.findall(r"# (apertus_model/\S+\.py)", Path(__file__).read_text("utf-8"))
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_the_reason_for_refusing_pipelines_still_holds() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from apertus_model.trainer.checkpoint import CheckpointSource
-from apertus_model.trainer.checkpoint_reader import CheckpointError, reader
+from apertus_model.trainer.checkpoint_reader import CheckpointError, CheckpointReader
 from specs.optimizer import OptimizerSpec
 from tests.apertus_model.harness import (
     MODEL,
@@ -18,7 +18,7 @@ from tests.apertus_model.harness import (
     segment,
     train,
 )
-from tests.apertus_model.trainer.checkpoints import at, full_weights
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint, at, full_weights
 from tests.machine import slow
 
 
@@ -143,7 +143,7 @@ def test_a_checkpoint_of_another_model_or_step_is_refused_with_the_reason(tmp_pa
         train(
             tmp_path / "a",
             segment(),
-            source=CheckpointSource(str(tmp_path / "parent/step-6"), 5, True),
+            source=CheckpointSource(LocalCheckpoint(tmp_path / "parent/step-6"), 5, True),
             begin_step=5,
         )
     wider = segment(model=MODEL.model_copy(update={"ffn_dim": 128}))
@@ -164,5 +164,5 @@ def test_a_checkpoint_is_never_executed(tmp_path: Path) -> None:
 
     (tmp_path / "index.json").write_bytes(pickle.dumps(Evil()))
     with pytest.raises(CheckpointError, match="is damaged"):
-        reader(str(tmp_path)).read_metadata()
+        CheckpointReader(LocalCheckpoint(tmp_path)).read_metadata()
     assert not (tmp_path / "pwned").exists()

@@ -20,7 +20,7 @@ from specs.mamba import Mamba, NewMixers
 from specs.model import ModelSpec
 from specs.stages.distill import DistillLoss
 from tests.apertus_model.harness import MODEL, Result, losses, same, segment, train
-from tests.apertus_model.trainer.checkpoints import at
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint, at
 from tests.apertus_model.trainer.layouts import HELDOUT, PackedSamples
 from tests.machine import slow
 from tests.numerics import largest_difference
@@ -43,13 +43,15 @@ def spec_of(compare: Any, **changes: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> LocalCheckpoint:
     folder = tmp_path_factory.mktemp("teacher")
     train(folder, segment(model=TEACHER, end_step=2, sequence_length=LENGTH), data=PackedSamples)
-    return str(folder / "step-2")
+    return LocalCheckpoint(folder / "step-2")
 
 
-def run(folder: Path, spec: Any, teacher: str, processes: int = 1, **arguments: Any) -> list[Result]:
+def run(
+    folder: Path, spec: Any, teacher: LocalCheckpoint, processes: int = 1, **arguments: Any
+) -> list[Result]:
     begin = CheckpointSource(
         teacher, 2, optimizer=False, new_adapters=True, new_parameters=spec.new_parameters
     )
@@ -60,13 +62,15 @@ def run(folder: Path, spec: Any, teacher: str, processes: int = 1, **arguments: 
 
 
 @pytest.fixture(scope="module", params=[slow("matrix"), "hidden"])
-def whole(request: Any, tmp_path_factory: pytest.TempPathFactory, teacher: str) -> tuple[str, Path, Result]:
+def whole(
+    request: Any, tmp_path_factory: pytest.TempPathFactory, teacher: LocalCheckpoint
+) -> tuple[str, Path, Result]:
     """Four steps of one process."""
     folder = tmp_path_factory.mktemp("whole")
     return request.param, folder, run(folder, spec_of(request.param), teacher)[0]
 
 
-def built(spec: ModelSpec, checkpoint: str) -> ApertusModel:
+def built(spec: ModelSpec, checkpoint: LocalCheckpoint) -> ApertusModel:
     model = model_config(spec, sequence_length=LENGTH, attention="sdpa", seed=3).build()
     model.init_weights()
     new = NewMixers(layers=LAYERS).new_parameters(4) if spec.mamba else ()
@@ -108,7 +112,7 @@ def softmax_matrix(attention: Any, read: torch.Tensor, positions: torch.Tensor) 
     return found
 
 
-def by_formula(compare: str, teacher: str, rows: list[int]) -> tuple[float, float]:
+def by_formula(compare: str, teacher: LocalCheckpoint, rows: list[int]) -> tuple[float, float]:
     """Loss and norm of its gradient of the student's first step, in float64."""
     samples = [PackedSamples()[row] for row in rows]
     tokens, positions = (
@@ -140,7 +144,7 @@ def by_formula(compare: str, teacher: str, rows: list[int]) -> tuple[float, floa
     return loss.item(), torch.stack(gradients).norm().item()
 
 
-def test_the_first_step_is_the_formula(whole: tuple[str, Path, Result], teacher: str) -> None:
+def test_the_first_step_is_the_formula(whole: tuple[str, Path, Result], teacher: LocalCheckpoint) -> None:
     compare, _, result = whole
     first, each = result.rows[0], [result.rows[0][f"distance_{layer}"] for layer in LAYERS]
     assert (first["loss"], first["grad_norm"]) == pytest.approx(
@@ -149,7 +153,7 @@ def test_the_first_step_is_the_formula(whole: tuple[str, Path, Result], teacher:
     assert sum(each) / 2 == pytest.approx(first["loss"], rel=1e-6)
 
 
-def test_the_matrix_of_attention_is_that_of_the_layer(teacher: str) -> None:
+def test_the_matrix_of_attention_is_that_of_the_layer(teacher: LocalCheckpoint) -> None:
     """Which gives what the layer gives."""
     model = built(TEACHER, teacher)
     attention, sample = model.layers["2"].attention, PackedSamples()[4]
@@ -165,7 +169,7 @@ def test_the_matrix_of_attention_is_that_of_the_layer(teacher: str) -> None:
 
 
 def test_only_mixers_are_trained_and_they_come_closer(
-    whole: tuple[str, Path, Result], tmp_path: Path, teacher: str
+    whole: tuple[str, Path, Result], tmp_path: Path, teacher: LocalCheckpoint
 ) -> None:
     compare, _, result = whole
     (begun,) = run(tmp_path, spec_of(compare), teacher, stop_at=0)
@@ -180,7 +184,7 @@ def test_only_mixers_are_trained_and_they_come_closer(
 
 
 def test_processes_and_interruptions_change_nothing(
-    whole: tuple[str, Path, Result], tmp_path: Path, teacher: str
+    whole: tuple[str, Path, Result], tmp_path: Path, teacher: LocalCheckpoint
 ) -> None:
     compare, folder, result = whole
     (rest,) = run(tmp_path / "rest", spec_of(compare), teacher, source=at(folder, 2), begin_step=2)

@@ -28,7 +28,7 @@ from tests.apertus_model.harness import (
     segment,
     train,
 )
-from tests.apertus_model.trainer.checkpoints import at
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint, at
 from tests.machine import slow
 
 LARGER = MODEL.model_copy(update={"dim": 48, "n_layers": 3, "n_heads": 6, "ffn_dim": 96})
@@ -51,21 +51,21 @@ def spec_of(**changes: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> LocalCheckpoint:
     folder = tmp_path_factory.mktemp("teacher")
     train(folder, segment(model=LARGER, end_step=2, checkpoint={"interval": 2}))
-    return str(folder / "step-2")
+    return LocalCheckpoint(folder / "step-2")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, teacher: str) -> tuple[Path, Result]:
+def whole(tmp_path_factory: pytest.TempPathFactory, teacher: LocalCheckpoint) -> tuple[Path, Result]:
     """Four steps of one process."""
     folder = tmp_path_factory.mktemp("student")
     (result,) = train(folder, spec_of(), teacher=teacher, heldout=HELDOUT, states=True)
     return folder, result
 
 
-def built(spec: ModelSpec, checkpoint: str | None = None) -> ApertusModel:
+def built(spec: ModelSpec, checkpoint: LocalCheckpoint | None = None) -> ApertusModel:
     model = model_config(spec, sequence_length=16, attention="sdpa", seed=7).build()
     model.init_weights()
     if checkpoint is not None:
@@ -75,7 +75,7 @@ def built(spec: ModelSpec, checkpoint: str | None = None) -> ApertusModel:
     return model
 
 
-def by_formula(teacher: str, rows: list[int]) -> dict[str, float]:
+def by_formula(teacher: LocalCheckpoint, rows: list[int]) -> dict[str, float]:
     """Loss, norm of its gradient and both parts of it, of the student's first step."""
     samples = [SyntheticSamples()[row] for row in rows]
     tokens, labels, positions = (
@@ -96,7 +96,9 @@ def by_formula(teacher: str, rows: list[int]) -> dict[str, float]:
             "cross_entropy": ce.item()}  # fmt: skip
 
 
-def test_the_first_step_is_the_formula_over_both_models(whole: tuple[Path, Result], teacher: str) -> None:
+def test_the_first_step_is_the_formula_over_both_models(
+    whole: tuple[Path, Result], teacher: LocalCheckpoint
+) -> None:
     row = whole[1].rows[0]
     assert {name: row[name] for name in by_formula(teacher, [0, 1, 2, 3])} == pytest.approx(
         by_formula(teacher, [0, 1, 2, 3]), rel=2e-5
@@ -105,7 +107,7 @@ def test_the_first_step_is_the_formula_over_both_models(whole: tuple[Path, Resul
 
 def test_held_out_losses_are_cross_entropy_of_the_student(whole: tuple[Path, Result]) -> None:
     folder, result = whole
-    model, total = built(STUDENT, str(folder / "step-4")), torch.zeros(2, dtype=torch.float64)
+    model, total = built(STUDENT, LocalCheckpoint(folder / "step-4")), torch.zeros(2, dtype=torch.float64)
     for sample in HELDOUT["a"]:
         tokens, labels, positions = (torch.from_numpy(values)[None] for values in sample)
         logits = model(tokens, positions=positions).detach().double()
@@ -118,7 +120,7 @@ def test_held_out_losses_are_cross_entropy_of_the_student(whole: tuple[Path, Res
     "name", [pytest.param(name, marks=() if name == "PP" else pytest.mark.slow) for name in LAYOUTS]
 )
 def test_every_layout_trains_as_one_process_does(
-    tmp_path: Path, whole: tuple[Path, Result], teacher: str, name: str
+    tmp_path: Path, whole: tuple[Path, Result], teacher: LocalCheckpoint, name: str
 ) -> None:
     spec, reference = spec_of(parallel=LAYOUTS[name], micro_batch_size=1), whole[1]
     first, *others = train(tmp_path, spec, processes=2, teacher=teacher, heldout=HELDOUT)
@@ -137,10 +139,10 @@ def test_every_layout_trains_as_one_process_does(
 
 
 def test_an_interrupted_run_has_the_same_bits(
-    tmp_path: Path, whole: tuple[Path, Result], teacher: str
+    tmp_path: Path, whole: tuple[Path, Result], teacher: LocalCheckpoint
 ) -> None:
     folder, reference = whole
-    source = CheckpointSource(str(folder / "step-2"), 2, optimizer=True)
+    source = CheckpointSource(LocalCheckpoint(folder / "step-2"), 2, optimizer=True)
     (resumed,) = train(tmp_path, spec_of(), source=source, begin_step=2, teacher=teacher, states=True)
     assert same(resumed.weights, reference.weights) and same(resumed.optimizer, reference.optimizer)
 
@@ -154,7 +156,7 @@ def frozen(trainer: Any, expected: dict[str, torch.Tensor]) -> None:
 
 
 def test_the_teacher_is_stored_in_the_precision_of_the_pass_and_stays_as_it_is(
-    tmp_path: Path, teacher: str
+    tmp_path: Path, teacher: LocalCheckpoint
 ) -> None:
     spec = spec_of(precision={"param": "bfloat16"}, end_step=2, checkpoint={})
     check = partial(frozen, expected=dict(built(LARGER, teacher).state_dict()))
@@ -163,7 +165,7 @@ def test_the_teacher_is_stored_in_the_precision_of_the_pass_and_stays_as_it_is(
 
 @pytest.mark.parametrize("initial", ["attention", slow("random")])
 def test_a_student_with_new_mixers_begins_with_what_its_parent_has_of_them(
-    tmp_path: Path, teacher: str, initial: Any
+    tmp_path: Path, teacher: LocalCheckpoint, initial: Any
 ) -> None:
     new = NewMixers(layers=[1], chunk=8, initial=initial)
     hybrid = LARGER.model_copy(update={"mamba": Mamba(layers=[1], chunk=8)})

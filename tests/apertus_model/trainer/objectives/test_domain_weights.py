@@ -27,6 +27,7 @@ from tests.apertus_model.harness import (
     segment,
     train,
 )
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 
 ROWS, EACH = 12, 4
 
@@ -180,7 +181,7 @@ def test_a_continued_run_has_the_same_bits(tmp_path: Path, whole: tuple[Path, Re
     (continued,) = train(
         tmp_path,
         spec_of(),
-        source=CheckpointSource(str(folder / "step-2"), 2, optimizer=True),
+        source=CheckpointSource(LocalCheckpoint(folder / "step-2"), 2, optimizer=True),
         begin_step=2,
         objective=result.objective[2],
         data=OfSources,
