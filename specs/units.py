@@ -211,7 +211,7 @@ class Reference(_FromText):
         if not isinstance(value, str) or not re.match(cls._pattern, value):
             raise ValueError(
                 f"{shown(value)} is not a reference to a stage; write for example 'pretrain', 'corpus/code',"
-                " 'pretrain@step=1200' 'pretrain@tokens=7.0T', 'sft@best:val_loss' or, for a model of"
+                " 'pretrain@step=1200', 'pretrain@tokens=7.0T', 'sft@best:val_loss' or, for a model of"
                 " Hugging Face, 'hf:folder'"
             )
         if value.startswith(HUGGING_FACE):

@@ -86,8 +86,10 @@ def test_references(text: str, reference: Reference) -> None:
 
 @pytest.mark.parametrize("text", ["", "a b", "pretrain@", "pretrain@step", "pretrain@step=x", "../x"])
 def test_malformed_reference_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not a reference"):
+    with pytest.raises(ValueError, match="not a reference") as caught:
         Reference.parse(text)
+    examples = "'corpus/code', 'pretrain@step=1200', 'pretrain@tokens=7.0T', 'sft@best:val_loss'"
+    assert examples in str(caught.value)
 
 
 @pytest.mark.parametrize(("stated", "number"), [("20k", 20_000), ("1.5M", 1_500_000), (7, 7), ("12", 12)])
