@@ -12,12 +12,14 @@ import errno
 import logging
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
+from infra.store.records import StoreError
 from specs.errors import StageError
 from specs.redaction import MaskedError
 
@@ -25,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+LONGEST = 86_400  # seconds
 FINAL_ERRORS = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 AFTER_FULL = "Nothing that was committed is damaged; free space, or raise the quota, and run again"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -64,6 +67,16 @@ def is_transient(error: BaseException) -> bool:
     return any(kind.__name__ in NETWORK_ERRORS for kind in type(error).__mro__)
 
 
+def stated_seconds(variable: str, default: float, least: float = 1) -> float:
+    """The seconds that an environment variable states, or `default`. StoreError for what is no number of at
+    least `least` and at most `LONGEST`."""
+    stated = os.environ.get(variable) or str(default)
+    if not re.fullmatch(r"\d{1,5}(\.\d+)?", stated) or not least <= float(stated) <= LONGEST:
+        fix = f"set it to seconds between {least:g} and {LONGEST:,}"
+        raise StoreError(f"{variable} is '{stated}'. Fix: {fix}")
+    return float(stated)
+
+
 def _sleep(seconds: float) -> None:
     time.sleep(seconds)
 
@@ -76,7 +89,7 @@ class Retry:
     attempts: int = 7
     first: float = 0.5
     longest: float = 15.0
-    stall: float = 0.0
+    stall: float = field(default_factory=lambda: stated_seconds("APERTUS_STORE_TIMEOUT", 120, 0.1))
     sleep: Callable[[float], None] = _sleep
     chance: Callable[[], float] = random.random
 
@@ -92,8 +105,7 @@ class Retry:
             try:
                 if guard is None:
                     return function()
-                stall = self.stall or float(os.environ.get("APERTUS_STORE_TIMEOUT") or 120.0)
-                return _within(guard + stall, function)
+                return _within(guard + self.stall, function)
             except Exception as error:
                 if isinstance(error, OSError) and is_full(error):
                     full = f"there is no space left: {what} ({error.strerror})"

@@ -37,6 +37,7 @@ from pydantic import Field, ValidationError
 from infra import liveness
 from infra.liveness import Beats, Silence
 from infra.store.documents import to_json
+from infra.store.storage.retry import LONGEST, stated_seconds
 from infra.store.store import Store, StoreError
 from specs.base import Strict
 from specs.foreign import Foreign, ForeignError, checked, parse_json
@@ -44,7 +45,6 @@ from specs.foreign import Foreign, ForeignError, checked, parse_json
 logger = logging.getLogger(__name__)
 
 BEATS = 4  # in the time of a lease
-LONGEST = 86_400  # seconds
 NAME = r"^[A-Za-z0-9][\w.-]*$"
 _FILE = re.compile(r"(\d{8})(?:\.json|-([A-Za-z0-9][\w.-]*)\.beat)")
 
@@ -59,20 +59,11 @@ class Timing:
     as dead; `look`: between two looks of an observer; `settle`: between a claim on remote storage and reading
     it again."""
 
-    seconds: float = field(default_factory=lambda: _stated_seconds())
+    seconds: float = field(default_factory=lambda: stated_seconds("APERTUS_LEASE_SECONDS", 60))
     look: float = 3.0
     settle: float = 1.0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-
-
-def _stated_seconds() -> float:
-    seconds = os.environ.get("APERTUS_LEASE_SECONDS") or "60"
-    if not re.fullmatch(r"\d{1,5}(\.\d+)?", seconds) or not 1 <= float(seconds) <= LONGEST:
-        raise StoreError(
-            f"APERTUS_LEASE_SECONDS is '{seconds}'. Fix: set it to seconds between 1 and {LONGEST:,}"
-        )
-    return float(seconds)
 
 
 class Holder(Strict):

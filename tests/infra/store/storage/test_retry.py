@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from infra.store import StorageError, Store
+from infra.store import StorageError, Store, StoreError
 from infra.store.storage.retry import is_transient
 from tests.infra.failing import Failing, elsewhere, fails_first
 from tests.infra.integrity import quick
@@ -88,6 +88,16 @@ def test_a_call_that_stalls_is_given_up_and_tried_again(
     assert store.read_json("format.json") == {"format": 3}
     assert time.monotonic() - begin < 5
     released.set()
+
+
+@pytest.mark.parametrize("stated", ["abc", "-1", "0", "inf", "1e9"])
+def test_a_timeout_that_is_none_is_refused_when_a_store_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: str
+) -> None:
+    monkeypatch.setenv("APERTUS_STORE_TIMEOUT", stated)
+    fix = "Fix: set it to seconds between 0.1 and 86,400"
+    with pytest.raises(StoreError, match=rf"APERTUS_STORE_TIMEOUT is '{stated}'. {fix}"):
+        elsewhere(tmp_path)
 
 
 def test_the_environment_sets_what_an_s3_store_waits_for(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
