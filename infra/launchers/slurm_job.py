@@ -145,11 +145,11 @@ class SlurmJob(ClusterJob):
         ]
         if self._stopped:
             return Ended(-15, self._stopped, (), None)
-        number = self._submit(on_line)
-        on_line(f"submitted as Slurm job {number}: {self.nodes} nodes, {self.per_node} processes on each")
         for helper in helpers:
             helper.start()
         try:
+            number = self._submit(on_line)
+            on_line(f"submitted as Slurm job {number}: {self.nodes} nodes, {self.per_node} processes on each")
             with beats_in_file(self.scratch / "alive"):
                 state = self._wait(number)
             if stacks := stacks_of(self.scratch):

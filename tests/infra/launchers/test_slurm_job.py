@@ -231,6 +231,21 @@ def test_a_job_that_was_told_to_stop_does_not_wait_for_a_slurm_that_is_silent(
     assert (tmp_path / "cancelled").exists()
 
 
+def test_a_job_is_cancelled_if_an_error_follows_its_submission(
+    answers: Callable[..., None], tmp_path: Path
+) -> None:
+    answers("PENDING")
+    (tmp_path / "bin" / "scancel").write_text(f"#!/bin/sh\necho $* > {tmp_path}/cancelled\n")
+    job = Script(tmp_path / "job", "")
+
+    def fails(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        job.run(fails, job.rows.append)
+    assert (tmp_path / "cancelled").read_text() == "7\n"
+
+
 def test_stacks_that_ranks_left_are_printed_once(answers: Callable[..., None], tmp_path: Path) -> None:
     answers("FAILED")
     job = Script(tmp_path / "job", "")
