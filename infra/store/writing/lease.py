@@ -151,8 +151,9 @@ class Leases:
             if generation == 0:
                 return Seen(0, None, True)
             holder = _holder(self.store, self.path, generation)
-            if holder is not None:  # else cleaned up since the listing, by the next holder
+            if holder is not None:
                 break
+            self.timing.sleep(self.timing.settle)  # the next holder removed it, or the listing is old
         name = _beat_file(generation, holder.attempt)
         beat = (self.store.read_if_there(f"{_folder(self.path)}/{name}") if name in names else None) or b""
         expired = self._silence.after((generation, holder.attempt, beat)) > holder.seconds

@@ -240,6 +240,17 @@ def test_names_that_are_no_leases_count_for_nothing(local: Store) -> None:
     assert held(local).generation == 1
 
 
+def test_a_listing_that_is_behind_is_asked_again_after_a_pause(
+    local: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held(local).release()
+    old, names = 2 * [local.names(f"{PART}/leases")], local.names
+    second, clock = held(local, "second"), Clock()
+    monkeypatch.setattr(local, "names", lambda path: old.pop() if old else names(path))
+    assert Leases(local, PART, timing(clock)).look().holder == second.holder
+    assert clock.now == 2.0
+
+
 def test_calls_of_storage_are_few_and_do_not_grow(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     for name in ("names", "read_if_there", "write_once", "remove", "exists"):
