@@ -22,6 +22,7 @@ class Wording(NamedTuple):
 
 _LIST = Wording("not a list", "write a list, such as [a, b].")
 _MAPPING = Wording("not a mapping", "write names and values, such as {name: value}.")
+_SIZE = Wording("not a size", "write a size with its unit, such as 5GB.")
 _TEXT = Wording("not text", "write text, a number in quotes.")
 _SHAPES = {
     "bool": Wording("neither true nor false", "write true or false."),
@@ -38,6 +39,8 @@ _SHAPES = {
 }
 """The words for a value of another type, by the type of a schema or the first word of an error's type."""
 _BOUNDS = {
+    "byte_size": _SIZE,
+    "byte_size_unit": _SIZE,
     "finite_number": Wording("not a finite number", "write a number, such as 0.1."),
     "greater_than": Wording("not above {gt}", "write a larger number."),
     "greater_than_equal": Wording("below {ge}", "write {ge} or more."),

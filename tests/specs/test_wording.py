@@ -46,6 +46,14 @@ def test_a_wrong_value_of_a_field_is_one_problem(tmp_path: Path, assignment: str
     assert len(text.splitlines()) == 1
 
 
+@pytest.mark.parametrize("size", ["lots", "5 bananas", "[5]"])
+def test_a_wrong_size_is_one_problem(tmp_path: Path, size: str) -> None:
+    text = problems(write_recipe(tmp_path), f"stages.export.max_shard_size={size}")
+    assert "max_shard_size: " in text
+    assert " is not a size. Fix: write a size with its unit, such as 5GB." in text
+    assert len(text.splitlines()) == 1
+
+
 @pytest.mark.parametrize("function", ["[a]", "{}"])
 def test_a_reward_of_a_wrong_type_is_one_problem(tmp_path: Path, function: str) -> None:
     text = problems(write_recipe(tmp_path, CHAT), f"stages.preferences.reward={{function: {function}}}")
