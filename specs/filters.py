@@ -59,7 +59,7 @@ class LengthFilter(CutoffFilter):
     def _keeps_something(self) -> LengthFilter:
         least = max(self.min_characters, *self.cutoffs.values(), 0)
         if self.max_characters is not None and least > self.max_characters:
-            limits = f"at least {least:g} and at most {self.max_characters}"
+            limits = f"at least {least:.15g} and at most {self.max_characters}"
             raise ValueError(f"no document has {limits} characters; lower min_characters")
         return self
 

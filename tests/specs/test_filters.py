@@ -32,6 +32,10 @@ from specs.stages.corpus import CorpusSource
             "at least 10 and at most 9",
         ),
         (
+            {"filter": "length", "min_characters": 1234567, "max_characters": 10},
+            "at least 1234567 and at most 10 characters",
+        ),
+        (
             {"filter": "language", "model": "x", "languages": ["deu"], "min_scores": {"fra": 0.5}},
             "min_scores names 'fra', which languages does not list",
         ),
