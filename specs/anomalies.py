@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specs.base import Spec, execution
+from specs.base import Spec, execution, option
 from specs.errors import counted, some_of
-from specs.options import option
 
 Quantity = Literal["loss", "grad_norm"]
 Action = Literal["stop", "skip", "rollback", "report"]

@@ -80,6 +80,15 @@ def identity(default: Any = PydanticUndefined, *, neutral: Any = _NoNeutral, **o
     return _field("identity", default, neutral, **options)
 
 
+def option(default: Any = PydanticUndefined, **options: Any) -> Any:
+    """An identity field whose default is neutral, so that adding it invalidates nobody's store."""
+    if (factory := options.get("default_factory")) is not None:
+        default = factory()
+    else:
+        options["default"] = default
+    return identity(neutral=default, **options)
+
+
 def execution(default: Any = PydanticUndefined, **options: Any) -> Any:
     """A field that says where or how; recorded, never part of a fingerprint."""
     return _field("execution", default, **options)

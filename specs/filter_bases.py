@@ -14,8 +14,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from specs.base import Spec
-from specs.options import option
+from specs.base import Spec, option
 from specs.sources import SourceSpec
 
 Missing = Literal["error", "keep", "drop"]

@@ -16,9 +16,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from specs.base import identity, location, reference
+from specs.base import identity, location, option, reference
 from specs.filter_bases import CutoffFilter, DocumentFilter, Filter, Missing, missing_value, outside
-from specs.options import option
 from specs.robots import RobotsFilter
 from specs.scoring import Percentile, ScoreModel
 from specs.sources import CONVERSATIONAL, SourceSpec, Url

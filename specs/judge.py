@@ -14,8 +14,7 @@ from typing import Literal
 
 from pydantic import field_validator, model_validator
 
-from specs.base import Spec, identity, location, reference
-from specs.options import option
+from specs.base import Spec, identity, location, option, reference
 from specs.server import Server
 from specs.sources import Url
 from specs.units import Reference

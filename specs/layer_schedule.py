@@ -23,8 +23,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import model_validator
 
-from specs.base import Spec, identity
-from specs.options import option
+from specs.base import Spec, identity, option
 
 MOST_LAYERS = 10_000
 MOST_PASSES = 64

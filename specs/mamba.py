@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from specs.base import Spec, execution, identity
+from specs.base import Spec, execution, identity, option
 from specs.layer_schedule import MOST_LAYERS
-from specs.options import option
 
 OWN = ("conv_c", "conv_b", "conv_x", "a_log", "dt_bias", "d", "out_norm", "z_proj.weight", "dt_proj.weight")
 """Parameters of a Mamba-2 layer that attention does not have."""

@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
 
-from specs.base import Spec, execution, identity
+from specs.base import Spec, execution, identity, option
 from specs.layer_schedule import MOST_LAYERS, DepthAverage, LayerPairs, LayerStep, Method, Repeats, plain
 from specs.mamba import Mamba
-from specs.options import option
 from specs.sparse_attention import SparseAttention
 
 MOST = 2**24

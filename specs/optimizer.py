@@ -16,11 +16,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from specs.anomalies import Anomalies
-from specs.base import Spec, identity
+from specs.base import Spec, identity, option
 from specs.capabilities import OBJECTIVES, OPTIMIZERS, OptimizerName
 from specs.errors import FieldPath, Problem, SpecError
 from specs.launch import Parallel
-from specs.options import option
 from specs.units import Budget
 
 

@@ -13,8 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from specs.base import Spec, identity, reference
-from specs.options import option
+from specs.base import Spec, identity, option, reference
 
 SECRET, NUMBER = "{secret}", "{number}"
 LARGEST_SPACE = 2**48

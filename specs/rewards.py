@@ -11,10 +11,9 @@ from typing import Any
 
 from pydantic import model_validator
 
-from specs.base import Spec, execution, location, reference
+from specs.base import Spec, execution, location, option, reference
 from specs.judge import Judge
 from specs.launch import HeldModel
-from specs.options import option
 from specs.sources import FUNCTION, Url
 from specs.units import Reference
 

@@ -10,9 +10,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from specs.base import Spec, execution, identity, location
+from specs.base import Spec, execution, identity, location, option
 from specs.filter_bases import DocumentFilter, Missing, missing_value, outside
-from specs.options import option
 from specs.sources import TABLES, SourceSpec, Url, usual_globs
 
 # The crawlers of AI companies, and `*` for all (swiss-ai/pretrain-data, robots_filter.py).

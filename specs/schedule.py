@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from specs.base import Spec, identity
-from specs.options import option
+from specs.base import Spec, identity, option
 from specs.units import Budget
 
 Decay = Literal["none", "1-sqrt", "linear", "cosine"]

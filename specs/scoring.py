@@ -10,8 +10,7 @@ from typing import Annotated
 
 from pydantic import StringConstraints, model_validator
 
-from specs.base import Spec, identity, location, reference
-from specs.options import option
+from specs.base import Spec, identity, location, option, reference
 from specs.sources import Url
 from specs.units import Reference
 

@@ -9,8 +9,7 @@ from typing import Literal
 
 from pydantic import field_validator, model_validator
 
-from specs.base import Spec, execution, identity
-from specs.options import option
+from specs.base import Spec, execution, identity, option
 from specs.redaction import is_secret
 from specs.units import Duration, PositiveDuration
 

@@ -13,13 +13,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from specs.anomalies import Anomalies
-from specs.base import Spec, execution, identity, reference
+from specs.base import Spec, execution, identity, option, reference
 from specs.errors import FieldPath
 from specs.launch import Checkpointing, Validation
 from specs.mamba import NewMixers
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
-from specs.options import option
 from specs.schedule import ScheduleSpec
 from specs.units import Budget, OrRest, Reference, ReferenceText, Rest
 

@@ -15,8 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, field_validator, model_validator
 
-from specs.base import Spec, execution, identity, location
-from specs.options import option
+from specs.base import Spec, execution, identity, location, option
 from specs.units import Budget
 
 CONVERSATIONAL = ("chat", "conversations")

@@ -11,10 +11,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from specs.base import Spec, execution, identity, location, reference
+from specs.base import Spec, execution, identity, location, option, reference
 from specs.errors import FieldPath, Problem
 from specs.launch import HeldModel
-from specs.options import option
 from specs.scoring import FASTTEXT_CHARACTERS, TOKENS, Label
 from specs.sources import SourceSpec, Url
 from specs.stages.base import DocumentsPart, Part, only_text

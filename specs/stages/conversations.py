@@ -10,10 +10,9 @@ from typing import ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from specs.base import Spec, execution, identity, reference
+from specs.base import Spec, execution, identity, option, reference
 from specs.errors import FieldPath
 from specs.filters import FilterSpec, a_column_for_each_score
-from specs.options import option
 from specs.personal_data import PersonalDataField, Pii, replaced_kinds, replaced_only
 from specs.stages.base import SourcePart, Stage
 from specs.units import Count, Reference

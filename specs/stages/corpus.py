@@ -8,10 +8,9 @@ from typing import ClassVar, Literal
 
 from pydantic import field_validator
 
-from specs.base import Spec, execution, identity, reference
+from specs.base import Spec, execution, identity, option, reference
 from specs.errors import FieldPath, Problem
 from specs.filters import FilterSpec, a_column_for_each_score, columns_read
-from specs.options import option
 from specs.personal_data import PersonalDataField, Pii, replaced_kinds, replaced_only
 from specs.planted import Buckets, Planted
 from specs.sources import TOKENISED, SourceSpec

@@ -7,11 +7,10 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from specs.base import Spec, execution, identity, reference
+from specs.base import Spec, execution, identity, option, reference
 from specs.errors import FieldPath, SpecError
 from specs.mamba import NewMixers
 from specs.model import ModelSpec
-from specs.options import option
 from specs.settings import MixtureTraining, Packing, Phase
 from specs.stages.pretrain import check_without_parent
 from specs.stages.training import CarryField, ForwardPart, Segment, TrainingStage, carries

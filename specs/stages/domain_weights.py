@@ -7,9 +7,8 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from specs.base import Spec, identity, reference
+from specs.base import Spec, identity, option, reference
 from specs.model import ModelSpec
-from specs.options import option
 from specs.settings import MixtureTraining, Phase
 from specs.stages.base import DifferentReferences
 from specs.stages.pretrain import check_without_parent

@@ -6,8 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from specs.base import Spec, identity, reference
-from specs.options import option
+from specs.base import Spec, identity, option, reference
 from specs.stages.base import DifferentReferences
 from specs.stages.preference_training import PreferenceSegment, PreferenceTraining, preference_sets
 from specs.stages.sft import Repeats

@@ -8,10 +8,9 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from specs.base import Spec, execution, identity, reference
+from specs.base import Spec, execution, identity, option, reference
 from specs.errors import FieldPath, Problem
 from specs.model import ModelSpec
-from specs.options import option
 from specs.planted import Canaries
 from specs.rewards import RewardSpec
 from specs.stages.base import FromCheckpoint, Part, Stage

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import ClassVar, Literal
 
-from specs.base import execution, identity, reference
-from specs.options import option
+from specs.base import execution, identity, option, reference
 from specs.rewards import RewardSpec
 from specs.stages.base import DifferentReferences, Part
 from specs.stages.gates import Measuring

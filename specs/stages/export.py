@@ -6,9 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import ByteSize
 
-from specs.base import execution, identity, reference
+from specs.base import execution, identity, option, reference
 from specs.model import ModelSpec
-from specs.options import option
 from specs.stages.base import FromCheckpoint, Part
 from specs.units import Reference
 

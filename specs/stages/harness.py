@@ -9,9 +9,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from specs.base import Spec, execution, identity, location
+from specs.base import Spec, execution, identity, location, option
 from specs.launch import HeldModel
-from specs.options import option
 from specs.sources import Url
 from specs.stages.base import Part
 

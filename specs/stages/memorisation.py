@@ -8,9 +8,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from specs.base import Spec, execution, identity, reference
+from specs.base import Spec, execution, identity, option, reference
 from specs.errors import FieldPath, Problem, did_you_mean
-from specs.options import option
 from specs.planted import each_once
 from specs.stages.base import Part
 from specs.stages.corpus import CorpusSource

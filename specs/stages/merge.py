@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from specs.base import Spec, identity, reference
+from specs.base import Spec, identity, option, reference
 from specs.model import ModelSpec
-from specs.options import option
 from specs.stages.base import Part, Stage
 from specs.units import Reference
 

@@ -13,9 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, model_validator
 
-from specs.base import Spec, identity, reference
+from specs.base import Spec, identity, option, reference
 from specs.errors import FieldPath, Problem
-from specs.options import option
 from specs.stages.base import Part, Stage, Weight, WeightField
 from specs.units import Budget, Reference, ReferenceText
 

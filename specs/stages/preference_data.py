@@ -11,10 +11,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from specs.base import Spec, execution, identity, reference
+from specs.base import Spec, execution, identity, option, reference
 from specs.errors import FieldPath, Problem
 from specs.launch import HeldModel
-from specs.options import option
 from specs.rewards import RewardSpec
 from specs.server import Server
 from specs.settings import Precision

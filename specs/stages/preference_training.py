@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from specs.base import execution, identity, reference
-from specs.options import option
+from specs.base import execution, identity, option, reference
 from specs.settings import Precision, Settings, Training
 from specs.stages.base import Part
 from specs.stages.sft import LinearSchedule, Repeat, Repeats

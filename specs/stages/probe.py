@@ -7,9 +7,8 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from specs.base import Spec, execution, identity, reference
+from specs.base import Spec, execution, identity, option, reference
 from specs.model import ModelSpec
-from specs.options import option
 from specs.stages.base import FromCheckpoint, Part
 from specs.units import Reference
 

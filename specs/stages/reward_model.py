@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import field_validator
 
-from specs.base import Spec, execution, identity, reference
-from specs.options import option
+from specs.base import Spec, execution, identity, option, reference
 from specs.settings import Lora, Phase
 from specs.stages.base import DifferentReferences, Part
 from specs.stages.preference_training import PairTraining

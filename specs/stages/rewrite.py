@@ -6,10 +6,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from specs.base import identity
+from specs.base import identity, option
 from specs.layer_schedule import LayerPairs
 from specs.model import ModelSpec
-from specs.options import option
 from specs.sparse_attention import SparseAttention
 from specs.stages.base import FromCheckpoint, Part
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from specs.base import execution, identity
+from specs.base import execution, identity, option
 from specs.launch import HeldModel
-from specs.options import option
 from specs.scoring import TOKENS, Label
 from specs.stages.base import DocumentsPart
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
-from specs.base import Spec, identity, reference
-from specs.options import option
+from specs.base import Spec, identity, option, reference
 from specs.schedule import Decay, ScheduleSpec
 from specs.settings import AnyPacking, Lora, Training
 from specs.stages.training import CarryField, FromParent, Segment, carries

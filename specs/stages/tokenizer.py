@@ -8,9 +8,8 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from specs.base import execution, identity, location, reference
+from specs.base import execution, identity, location, option, reference
 from specs.errors import FieldPath, Problem
-from specs.options import option
 from specs.sources import SourceSpec
 from specs.stages.base import Part, Stage, only_text
 from specs.units import Reference

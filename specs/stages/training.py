@@ -13,11 +13,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator
 
-from specs.base import execution, identity, role_of
+from specs.base import execution, identity, option, role_of
 from specs.capabilities import OBJECTIVES
 from specs.launch import Parallel
 from specs.model import ModelSpec
-from specs.options import option
 from specs.schedule import Schedule
 from specs.settings import Carry, Lora, Phase, Precision, Settings, Training
 from specs.stages.base import FromCheckpoint, Part, Stage
