@@ -17,9 +17,9 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticUndefined
 from pydantic_core.core_schema import no_info_after_validator_function
@@ -56,7 +56,8 @@ class _WithoutCredentials:
     @staticmethod
     def __get_pydantic_core_schema__(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler(source)
-        without_texts = schema["type"] in ("bool", "int", "float", "literal", "model")
+        of_model = isinstance(source, type) and issubclass(source, BaseModel)
+        without_texts = of_model or schema["type"] in ("bool", "int", "float", "literal")
         return schema if without_texts else no_info_after_validator_function(_checked, schema)
 
 
@@ -131,6 +132,18 @@ class Spec(Strict):
             role_of(cls, name)
             if _WithoutCredentials not in info.metadata:
                 info.metadata.append(_WithoutCredentials)  # before the class is built
+
+    def conflicts(self) -> Iterator[str]:
+        """Why fields do not fit together, with what to do; the first reason is told. A class states its own:
+        those of its bases are asked for before."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        for kind in reversed(type(self).__mro__):
+            for reason in vars(kind)["conflicts"](self) if "conflicts" in vars(kind) else ():
+                raise ValueError(reason)
+        return self
 
     def to_json(self) -> dict[str, Any]:
         """All fields as plain JSON values, named as in a recipe."""

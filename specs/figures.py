@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator
 
 from specs.base import Spec, execution
 from specs.errors import Problem, did_you_mean
@@ -36,15 +36,11 @@ class Axis(Spec):
         description="the better direction, shown beside the axis; needed for `front`",
     )
 
-    @model_validator(mode="after")
-    def _whole(self) -> Axis:
+    def conflicts(self) -> Iterator[str]:
         if bool(self.stage) != bool(self.metric):
-            raise ValueError("an axis needs both stage and metric, or neither")
+            yield "an axis needs both stage and metric, or neither"
         if self.stage.count(VARIANT) != 1 and self.stage:
-            raise ValueError(
-                f"'{self.stage}' names no variant; write {VARIANT} once, in place of the variant's name"
-            )
-        return self
+            yield f"'{self.stage}' names no variant; write {VARIANT} once, in place of the variant's name"
 
 
 def _variants(value: Any) -> Any:
@@ -139,28 +135,24 @@ class FigureSpec(Spec):
             return "points"
         return "lines" if "*" in self.y.metric else "bars"
 
-    @model_validator(mode="after")
-    def _can_be_drawn(self) -> FigureSpec:
+    def conflicts(self) -> Iterator[str]:
         if not self.y.metric:
-            raise ValueError("y needs a stage and a metric")
+            yield "y needs a stage and a metric"
         if "*" in self.x.metric or (self.x.metric and "*" in self.y.metric):
-            raise ValueError("only the metric of y may have a *, for the numbers on x; x has no metric then")
+            yield "only the metric of y may have a *, for the numbers on x; x has no metric then"
         if (self.connect or self.front) and self.form != "points":
-            raise ValueError("connect and front are for points, where both axes have a metric")
+            yield "connect and front are for points, where both axes have a metric"
         if self.front and not (self.x.better and self.y.better):
-            raise ValueError("front needs `better` of both axes")
+            yield "front needs `better` of both axes"
         if self.times and self.form != "lines":
-            raise ValueError("times is for lines, where the metric of y has a *")
+            yield "times is for lines, where the metric of y has a *"
         if self.mean and self.form == "lines":
-            raise ValueError("mean is for points and bars; a line has its own interval")
+            yield "mean is for points and bars; a line has its own interval"
         if self.against and (not self.mean or self.against not in self.series):
-            raise ValueError(
-                f"against names a series of a figure with mean: true; use one of {', '.join(self.series)}"
-            )
+            yield f"against names a series of a figure with mean: true; use one of {', '.join(self.series)}"
         for text, claim in self.claims.items():
             for problem in claim.problems(self):
-                raise ValueError(f"claim '{text}': {problem}")
-        return self
+                yield f"claim '{text}': {problem}"
 
     def axes(self) -> list[tuple[str, Axis]]:
         """The axes that read a metric, with their names."""

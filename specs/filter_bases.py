@@ -10,9 +10,10 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from specs.base import Spec, option
 from specs.sources import SourceSpec
@@ -70,11 +71,9 @@ class CutoffFilter(DocumentFilter):
         description="cut-offs for values of `by`; any other value, or none, has the general cut-off",
     )
 
-    @model_validator(mode="after")
-    def _both_or_none(self) -> CutoffFilter:
+    def conflicts(self) -> Iterator[str]:
         if (self.by is None) != (not self.cutoffs):
-            raise ValueError("`by` (a column) and `cutoffs` (its values) go together; set both or none")
-        return self
+            yield "`by` (a column) and `cutoffs` (its values) go together; set both or none"
 
 
 def missing_value(default: Missing = "error") -> Missing:

@@ -11,10 +11,10 @@ sampler; personal data are always replaced last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from specs.base import identity, location, option, reference
 from specs.filter_bases import CutoffFilter, DocumentFilter, Filter, Missing, missing_value, outside
@@ -54,13 +54,11 @@ class LengthFilter(CutoffFilter):
     min_characters: int = identity(0, ge=0)
     max_characters: int | None = identity(None, ge=1)
 
-    @model_validator(mode="after")
-    def _keeps_something(self) -> LengthFilter:
+    def conflicts(self) -> Iterator[str]:
         least = max(self.min_characters, *self.cutoffs.values(), 0)
         if self.max_characters is not None and least > self.max_characters:
             limits = f"at least {least:.15g} and at most {self.max_characters}"
-            raise ValueError(f"no document has {limits} characters; lower min_characters")
-        return self
+            yield f"no document has {limits} characters; lower min_characters"
 
 
 class AlphabeticFilter(CutoffFilter):
@@ -119,14 +117,10 @@ class LanguageFilter(DocumentFilter):
         default_factory=dict, description="another min_score for some of the labels"
     )
 
-    @model_validator(mode="after")
-    def _of_listed(self) -> LanguageFilter:
+    def conflicts(self) -> Iterator[str]:
         for label in self.min_scores:
             if self.languages != "all" and label not in self.languages:
-                raise ValueError(
-                    f"min_scores names '{label}', which languages does not list; list it, or drop it"
-                )
-        return self
+                yield f"min_scores names '{label}', which languages does not list; list it, or drop it"
 
     def files(self) -> list[SourceSpec]:
         return [outside(self.model)]
@@ -166,29 +160,27 @@ class ScoreFilter(DocumentFilter):
     ceilings: dict[str, float] = option(default_factory=dict, description="another `max` for values of `by`")
     missing: Missing = missing_value()
 
-    @model_validator(mode="after")
-    def _bounded(self) -> ScoreFilter:
+    def conflicts(self) -> Iterator[str]:
         selected = bool(self.cutoffs or self.ceilings or self.percentiles)
         if self.model is None:
             if "column" not in self.model_fields_set:
-                raise ValueError("a score filter needs a column with the score, or a model; set one")
+                yield "a score filter needs a column with the score, or a model; set one"
             if self.min is None and self.max is None and not selected:
-                raise ValueError("a score filter without min, max or cutoffs keeps everything; set one")
+                yield "a score filter without min, max or cutoffs keeps everything; set one"
         if self.percentiles and (self.model is None or self.model.from_ is None):
-            raise ValueError(
+            yield (
                 f"{self.percentiles[0]} is a threshold that a classifier stage has stored; set model:"
                 " {from: STAGE, label: LABEL}, or a number"
             )
         if (self.by is None and (self.cutoffs or self.ceilings)) or (self.by is not None and not selected):
-            raise ValueError("`by` (a column) and `cutoffs` (its values) go together; set both or none")
+            yield "`by` (a column) and `cutoffs` (its values) go together; set both or none"
         for bound, others in ((self.min, self.cutoffs), (self.max, self.ceilings)):
             if others and isinstance(bound, str):
-                raise ValueError(f"{bound} has a threshold for each language; leave out other cut-offs")
+                yield f"{bound} has a threshold for each language; leave out other cut-offs"
         for value in ("", *self.cutoffs, *self.ceilings):
             low, high = self.cutoffs.get(value, self.min), self.ceilings.get(value, self.max)
             if isinstance(low, float) and isinstance(high, float) and low > high:
-                raise ValueError(f"no number is at least {low:g} and at most {high:g}; raise max")
-        return self
+                yield f"no number is at least {low:g} and at most {high:g}; raise max"
 
     @property
     def percentiles(self) -> list[str]:
@@ -218,11 +210,9 @@ class SampleFilter(DocumentFilter):
     )
     seed: int = identity(42)
 
-    @model_validator(mode="after")
-    def _complete(self) -> SampleFilter:
+    def conflicts(self) -> Iterator[str]:
         if (self.by is None) != (not self.rates):
-            raise ValueError("`by` (a column) and `rates` (of its values) go together; set both or none")
-        return self
+            yield "`by` (a column) and `rates` (of its values) go together; set both or none"
 
 
 class LicenseFilter(DocumentFilter):
@@ -277,19 +267,15 @@ class DecontaminateFilter(DocumentFilter):
     min_match: int = identity(5, ge=1, description="words")
     max_share: float = identity(0.5, ge=0, lt=1)
 
-    @model_validator(mode="after")
-    def _sensible(self) -> DecontaminateFilter:
+    def conflicts(self) -> Iterator[str]:
         talks = [source.url for source in self.against if source.format in CONVERSATIONAL]
         if talks:
-            raise ValueError(
+            yield (
                 f"{talks[0]} is read as conversations; questions are documents: give it a format like jsonl,"
                 " with text_column"
             )
         if self.min_match > self.ngram:
-            raise ValueError(
-                f"min_match {self.min_match} is more than an n-gram of {self.ngram} words; lower it"
-            )
-        return self
+            yield f"min_match {self.min_match} is more than an n-gram of {self.ngram} words; lower it"
 
     def files(self) -> list[SourceSpec]:
         return self.against

@@ -9,10 +9,10 @@ model that a server has.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import field_validator
 
 from specs.base import Spec, identity, location, option, reference
 from specs.server import Server
@@ -169,20 +169,18 @@ class Judge(Spec):
             raise ValueError(f"[{lowest}, {highest}] is not a scale of digits; use one such as [1, 9]")
         return scale
 
-    @model_validator(mode="after")
-    def _one_model(self) -> Judge:
+    def conflicts(self) -> Iterator[str]:
         if (self.from_ is None) == (self.server is None):
-            raise ValueError("a judge is a model or a server; set one of from, server")
+            yield "a judge is a model or a server; set one of from, server"
         if self.server is not None and self.engine != "transformers":
-            raise ValueError("engine applies to the model of `from`; leave it out for a server")
+            yield "engine applies to the model of `from`; leave it out for a server"
         if self.server is not None and self.server.api != "chat":
-            raise ValueError("a server is asked by its own chat template; set server.api: chat")
+            yield "a server is asked by its own chat template; set server.api: chat"
         if (self.server is None) != (self.revision is None):
-            raise ValueError(
+            yield (
                 "revision says which model a server has under its name: set it with server, and leave it"
                 " out with from, whose files are known"
             )
-        return self
 
     @property
     def numbers(self) -> list[int]:

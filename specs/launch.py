@@ -3,9 +3,10 @@ nothing here enters a fingerprint."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from specs.base import Spec, execution
 from specs.foreign import shown
@@ -250,15 +251,13 @@ class Launch(Spec):
             " to it"
         )
 
-    @model_validator(mode="after")
-    def _layout_fits(self) -> Launch:
+    def conflicts(self) -> Iterator[str]:
         if (
             self.parallel is not None
             and self.processes is not None
             and (mismatch := self.mismatch) is not None
         ):
-            raise ValueError(mismatch)
-        return self
+            yield mismatch
 
 
 LONGEST_WAIT = 600.0  # seconds

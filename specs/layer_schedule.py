@@ -15,13 +15,11 @@ never the method that made them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from hashlib import sha256
 from itertools import count
 from typing import ClassVar, Literal, NamedTuple, Protocol
-
-from pydantic import model_validator
 
 from specs.base import Spec, identity, option
 
@@ -168,13 +166,11 @@ class LayerPairs(LayerRange):
                 return sorted(pairs)
         raise AssertionError("four layers and more have such pairs")
 
-    @model_validator(mode="after")
-    def _has_an_effect(self) -> LayerPairs:
+    def conflicts(self) -> Iterator[str]:
         if self.form == "random" and self.layers < 4:
-            raise ValueError("two layers are neighbours; set layers to 4 or more for random pairs")
+            yield "two layers are neighbours; set layers to 4 or more for random pairs"
         if self.form != "random" and self.seed:
-            raise ValueError(f"seed has no meaning with form: {self.form}; leave it out")
-        return self
+            yield f"seed has no meaning with form: {self.form}; leave it out"
 
 
 class Repeats(LayerRange):

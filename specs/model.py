@@ -7,7 +7,7 @@ Llama-3-type RoPE scaling; xIELU arXiv 2411.13010.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
@@ -52,12 +52,10 @@ class RopeScaling(Spec):
     high_freq_factor: float = identity(4.0, gt=0)
     original_max_position: int = identity(8192, gt=0, le=2**31)
 
-    @model_validator(mode="after")
-    def _interpolates(self) -> RopeScaling:
+    def conflicts(self) -> Iterator[str]:
         low, high = self.low_freq_factor, self.high_freq_factor
         if high <= low:
-            raise ValueError(f"high_freq_factor {high:g} is not above low_freq_factor {low:g}; raise it")
-        return self
+            yield f"high_freq_factor {high:g} is not above low_freq_factor {low:g}; raise it"
 
 
 class ModelSpec(Spec):
@@ -137,24 +135,18 @@ class ModelSpec(Spec):
             raise ValueError(f"there is no flavour '{flavour}'; use one of {', '.join(FLAVOURS)}")
         return flavour
 
-    @model_validator(mode="after")
-    def _heads_fit(self) -> ModelSpec:
+    def conflicts(self) -> Iterator[str]:
         if self.n_heads % self.n_kv_heads:
-            raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}")
+            yield f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}"
         if self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} is odd; rotary embeddings turn pairs of dimensions")
-        return self
-
-    @model_validator(mode="after")
-    def _schedule_fits(self) -> ModelSpec:
+            yield f"head_dim {self.head_dim} is odd; rotary embeddings turn pairs of dimensions"
         if len(self._methods) > 1:
-            raise ValueError(f"a model has one order of its layers; set one of {', '.join(self._methods)}")
+            yield f"a model has one order of its layers; set one of {', '.join(self._methods)}"
         for name, method in self._methods.items():
             if obstacle := method.obstacle(self.n_layers):
-                raise ValueError(f"{name}: {obstacle}")
+                yield f"{name}: {obstacle}"
         if obstacle := self.attention_obstacle or self.mamba_obstacle:
-            raise ValueError(obstacle)
-        return self
+            yield obstacle
 
     @property
     def attention_obstacle(self) -> str | None:

@@ -8,10 +8,11 @@ alone. No two documents of a generator are equal.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from specs.base import Spec, identity, option, reference
 
@@ -42,26 +43,24 @@ class Canaries(Spec):
     count: int = identity(ge=1, le=10**6, description="number of documents")
     seed: int = identity(28, description="seed of the secrets")
 
-    @model_validator(mode="after")
-    def _drawn_from_enough(self) -> Canaries:
+    def conflicts(self) -> Iterator[str]:
         slots = re.findall(r"\{\w+\}", self.template)
         if unknown := [slot for slot in slots if slot not in (SECRET, NUMBER)]:
-            raise ValueError(f"the template has a slot {unknown[0]}; use {SECRET} and {NUMBER}")
+            yield f"the template has a slot {unknown[0]}; use {SECRET} and {NUMBER}"
         if slots.count(SECRET) != 1:
-            raise ValueError(f"the template has {slots.count(SECRET)} slots {SECRET}; set one")
+            yield f"the template has {slots.count(SECRET)} slots {SECRET}; set one"
         if len(set(self.alphabet)) < len(self.alphabet):
-            raise ValueError(f"the alphabet '{self.alphabet}' has a character twice; list each once")
+            yield f"the alphabet '{self.alphabet}' has a character twice; list each once"
         if self.count > self.space:
-            raise ValueError(
+            yield (
                 f"{self.count} different secrets are asked for, and {len(self.alphabet)} characters give"
                 f" {self.space} of length {self.length}; raise length, or lower count"
             )
         if self.space > LARGEST_SPACE:
-            raise ValueError(
+            yield (
                 f"{len(self.alphabet)} characters give more than 2**48 secrets of length {self.length};"
                 " lower length"
             )
-        return self
 
     @property
     def space(self) -> int:
@@ -102,16 +101,14 @@ class Planted(Spec):
     )
     seed: int = identity(28, description="seed of the division into buckets")
 
-    @model_validator(mode="after")
-    def _from_one_place(self) -> Planted:
+    def conflicts(self) -> Iterator[str]:
         if (self.documents is None) == (self.canaries is None):
-            raise ValueError("set either documents or canaries")
+            yield "set either documents or canaries"
         if self.canaries is not None and self.canaries.count < len(self.buckets):
-            raise ValueError(
+            yield (
                 f"{self.canaries.count} documents cannot be divided among {len(self.buckets)} buckets; raise"
                 " count, or set fewer buckets"
             )
-        return self
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ this machine. Nothing in a profile enters a fingerprint.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -57,14 +58,12 @@ class SlurmProfile(Spec):
         " /scratch}`, `{mpi: pmix}`",
     )
 
-    @model_validator(mode="after")
-    def _told_while_it_runs(self) -> SlurmProfile:
+    def conflicts(self) -> Iterator[str]:
         if self.time_limit is not None and self.stop_before_end.seconds >= self.time_limit.seconds:
-            raise ValueError(
+            yield (
                 f"stop_before_end is {self.stop_before_end} and time_limit {self.time_limit}: a stage would "
                 "be told to stop as it begins. Fix: set a shorter stop_before_end, or a longer time_limit"
             )
-        return self
 
     @field_validator("arguments", "srun_arguments")
     @classmethod
@@ -165,13 +164,9 @@ class Profile(Spec):
             raise ValueError("kubernetes: is gone; write ray: {address: ...} (infra/profiles/ray.yaml)")
         return profile
 
-    @model_validator(mode="after")
-    def _complete(self) -> Profile:
+    def conflicts(self) -> Iterator[str]:
         if self.launcher == "ray" and (self.modules or self.setup):
-            raise ValueError(
-                "modules and setup are for Slurm; the nodes of a Ray cluster are prepared before"
-            )
-        return self
+            yield "modules and setup are for Slurm; the nodes of a Ray cluster are prepared before"
 
     def launch_of(self, stated: Launch) -> Launch:
         """The launch settings of a part, with the profile's executor and workers where `stated` has none."""

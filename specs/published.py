@@ -6,11 +6,9 @@ Invariant: a score enters no fingerprint; it is compared with stored metrics, in
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
-
-from pydantic import model_validator
 
 from specs.base import Spec, execution
 
@@ -27,11 +25,9 @@ class PublishedScore(Spec):
     source: str = execution(min_length=1, description="publication and table, for people")
     stderr: float | None = execution(None, ge=0, description="standard error of the score, in the same unit")
 
-    @model_validator(mode="after")
-    def _a_share(self) -> PublishedScore:
+    def conflicts(self) -> Iterator[str]:
         if self.unit == "percent" and not 0 <= self.value <= 100:
-            raise ValueError(f"{self.value:g} is no percentage; set a value from 0 to 100, or unit: metric")
-        return self
+            yield f"{self.value:g} is no percentage; set a value from 0 to 100, or unit: metric"
 
     def compared(self, metric: str, metrics: Mapping[str, float]) -> Compared:
         """Compares our score, if `metrics` has it, with this one."""

@@ -7,6 +7,7 @@ asked (`specs.judge`). The version is raised when its values change.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import model_validator
@@ -68,32 +69,28 @@ class RewardSpec(Spec):
         version = REWARDS.get(str(data.get("function"))) if isinstance(data, dict) else None
         return {"version": version, **data} if version else data
 
-    @model_validator(mode="after")
-    def _one_source(self) -> RewardSpec:
+    def conflicts(self) -> Iterator[str]:
         if [self.function, self.model, self.from_, self.judge].count(None) != 3:
-            raise ValueError(
+            yield (
                 "a reward is a function, a model, a stage or a judge; set one of function, model, from, judge"
             )
         if self.parameters is not None and self.model is None and self.judge is None:
-            raise ValueError(
-                "parameters are those of a model's folder; leave them out, or set model or judge"
-            )
+            yield "parameters are those of a model's folder; leave them out, or set model or judge"
         if self.function is None:
-            return self
+            return
         if self.function in REWARDS:
             if self.version != REWARDS[self.function]:
-                raise ValueError(
+                yield (
                     f"reward {self.function} has version {REWARDS[self.function]} here, not {self.version};"
                     " leave version out"
                 )
         elif not re.fullmatch(FUNCTION, self.function):
-            raise ValueError(
+            yield (
                 f"there is no reward {self.function!r}; use one of {', '.join(REWARDS)} or"
                 " package.module:name"
             )
         elif self.version is None:
-            raise ValueError(
+            yield (
                 f"reward {self.function} states no version; add version: 1, and raise it when its values"
                 " change"
             )
-        return self

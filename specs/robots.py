@@ -6,6 +6,7 @@ their content.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -63,14 +64,12 @@ class RobotsSource(Spec):
 
     _usual_globs = model_validator(mode="before")(usual_globs)
 
-    @model_validator(mode="after")
-    def _columns_of_a_table(self) -> RobotsSource:
+    def conflicts(self) -> Iterator[str]:
         if self.format not in TABLES and (stated := [n for n in COLUMNS if n in self.model_fields_set]):
-            raise ValueError(f"{stated[0]} belongs to {' and '.join(TABLES)}; this is {self.format}")
+            yield f"{stated[0]} belongs to {' and '.join(TABLES)}; this is {self.format}"
         named = [name for column in COLUMNS if (name := getattr(self, column)) is not None]
         if twice := sorted({name for name in named if named.count(name) > 1}):
-            raise ValueError(f"two of {', '.join(COLUMNS)} are '{twice[0]}'; name each column once")
-        return self
+            yield f"two of {', '.join(COLUMNS)} are '{twice[0]}'; name each column once"
 
     @property
     def files(self) -> SourceSpec:
@@ -136,14 +135,12 @@ class RobotsFilter(DocumentFilter):
     column: str = option("url", description="holds the document's address")
     missing: Missing = missing_value()
 
-    @model_validator(mode="after")
-    def _one_form(self) -> RobotsFilter:
+    def conflicts(self) -> Iterator[str]:
         if (self.domains is None) == (not self.snapshots):
-            raise ValueError("set either `snapshots` (robots.txt files) or `domains` (a list of hosts)")
+            yield "set either `snapshots` (robots.txt files) or `domains` (a list of hosts)"
         of_snapshots = {"scope", "several", "unreached", "errors"} & self.model_fields_set
         if self.domains is not None and of_snapshots:
-            raise ValueError(f"{min(of_snapshots)} belongs to snapshots; `domains` lists hosts only")
-        return self
+            yield f"{min(of_snapshots)} belongs to snapshots; `domains` lists hosts only"
 
     def files(self) -> list[SourceSpec]:
         return (

@@ -6,9 +6,10 @@ Thresholds are not part of a `ScoreModel`, so changing one scores nothing again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import StringConstraints, model_validator
+from pydantic import StringConstraints
 
 from specs.base import Spec, identity, location, option, reference
 from specs.sources import Url
@@ -49,13 +50,11 @@ class ScoreModel(Spec):
         " own",
     )
 
-    @model_validator(mode="after")
-    def _one_of_the_two(self) -> ScoreModel:
+    def conflicts(self) -> Iterator[str]:
         if (self.from_ is None) == (self.url is None):
-            raise ValueError("a model is a classifier stage or a file; set from or url")
+            yield "a model is a classifier stage or a file; set from or url"
         if self.max_tokens is not None and (self.url is None or self.fasttext):
-            raise ValueError("max_tokens belongs to a folder with a Hugging Face classifier; leave it out")
-        return self
+            yield "max_tokens belongs to a folder with a Hugging Face classifier; leave it out"
 
     @property
     def fasttext(self) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import field_validator
 
 from specs.base import Spec, execution, identity, option
 from specs.redaction import is_secret
@@ -55,11 +56,9 @@ class Server(Spec):
             raise ValueError("a proxy has a URL such as http://proxy:3128, without a path")
         return proxy
 
-    @model_validator(mode="after")
-    def _loopback_is_direct(self) -> Server:
+    def conflicts(self) -> Iterator[str]:
         if self.proxy is not None and re.match(r"https?://(localhost|127\.[\d.]+|\[::1\])(:|/|$)", self.url):
-            raise ValueError("url is on this machine, which no proxy can reach; remove proxy")
-        return self
+            yield "url is on this machine, which no proxy can reach; remove proxy"
 
     @field_validator("key")
     @classmethod

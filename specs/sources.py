@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sysconfig
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -69,13 +70,11 @@ class Declared(Spec):
     )
     documents: int | None = execution(None, ge=1, description="number of documents or conversations")
 
-    @model_validator(mode="after")
-    def _says_something(self) -> Declared:
+    def conflicts(self) -> Iterator[str]:
         if self.tokens is None and self.documents is None:
-            raise ValueError("nothing is declared; set tokens or documents")
+            yield "nothing is declared; set tokens or documents"
         if self.tokens is not None and (self.tokens.unit != "tokens" or not self.tokens.amount):
-            raise ValueError(f"'{self.tokens}' is not the size of a source; write for example 4815B tokens")
-        return self
+            yield f"'{self.tokens}' is not the size of a source; write for example 4815B tokens"
 
 
 class SourceSpec(Spec):
@@ -156,30 +155,24 @@ class SourceSpec(Spec):
 
     _usual_globs = model_validator(mode="before")(usual_globs)
 
-    @model_validator(mode="after")
-    def _fits_the_format(self) -> SourceSpec:
+    def conflicts(self) -> Iterator[str]:
         for name, formats in ONLY_FOR.items():
             if self.format in formats or name not in self.model_fields_set:
                 continue
             if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
-                raise ValueError(f"{name} belongs to {' and '.join(formats)}; this is {self.format}")
+                yield f"{name} belongs to {' and '.join(formats)}; this is {self.format}"
         named = [self.text_column, *self.metadata]
         if len(set(named)) < len(named):
-            raise ValueError(
-                f"metadata {self.metadata} names a column twice, or the text column {self.text_column!r}"
-            )
+            yield f"metadata {self.metadata} names a column twice, or the text column {self.text_column!r}"
         if self.format in INSTALLED and (self.reader is None or self.version is None):
-            raise ValueError(
-                f"format {self.format} needs a function: set reader: package.module:name and version: 1"
-            )
+            yield f"format {self.format} needs a function: set reader: package.module:name and version: 1"
         if self.format in TOKENISED and not re.fullmatch(
             r"trusted|sha256:[0-9a-f]{12,64}", self.tokenizer or ""
         ):
-            raise ValueError(
+            yield (
                 "tokens do not say what made them: set tokenizer: sha256:<digest of its tokenizer.json>, or"
                 " trusted"
             )
-        return self
 
     @field_validator("url")
     @classmethod

@@ -14,9 +14,10 @@ Invariant: a query that has no key gives 0.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from specs.base import Spec, identity
 
@@ -46,13 +47,9 @@ class Dropped(Spec):
     keys: float = identity(0.5, ge=0, lt=1, description="share that each group of heads leaves out")
     seed: int = identity(0, description="seed of the sets")
 
-    @model_validator(mode="after")
-    def _drops(self) -> Dropped:
+    def conflicts(self) -> Iterator[str]:
         if not self.queries + self.keys:
-            raise ValueError(
-                "queries and keys are 0, so nothing is left out; raise one, or leave out attention"
-            )
-        return self
+            yield "queries and keys are 0, so nothing is left out; raise one, or leave out attention"
 
     def share(self, sequence_length: float) -> float:
         """The share of the pairs of causal attention that is computed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from specs.base import Spec, execution, identity, location, option, reference
 from specs.errors import FieldPath, Problem
@@ -36,11 +36,9 @@ class LabelledSource(Spec):
         description="column with the label of each document; true and false are labels too",
     )
 
-    @model_validator(mode="after")
-    def _one_of_the_two(self) -> LabelledSource:
+    def conflicts(self) -> Iterator[str]:
         if (self.label is None) == (self.label_column is None):
-            raise ValueError("a source has one label, or a column of labels; set label or label_column")
-        return self
+            yield "a source has one label, or a column of labels; set label or label_column"
 
 
 class FastText(Spec):
@@ -62,14 +60,12 @@ class FastText(Spec):
         FASTTEXT_CHARACTERS, ge=1, description="maximum characters read of a document; the rest is cut off"
     )
 
-    @model_validator(mode="after")
-    def _a_range(self) -> FastText:
+    def conflicts(self) -> Iterator[str]:
         if self.shortest_ngram > self.longest_ngram or (self.longest_ngram and not self.shortest_ngram):
-            raise ValueError(
+            yield (
                 f"no n-gram has {self.shortest_ngram} to {self.longest_ngram} characters; set both, the"
                 " shortest first"
             )
-        return self
 
 
 class Encoder(Spec):
@@ -163,21 +159,19 @@ class ClassifierStage(Gated):
             raise ValueError(f"percentiles {percentiles} lists a percentile twice; list each once")
         return sorted(percentiles)
 
-    @model_validator(mode="after")
-    def _two_classes(self) -> ClassifierStage:
+    def conflicts(self) -> Iterator[str]:
         if self.labels is not None and len(self.labels) < 2:
-            raise ValueError(
+            yield (
                 f"all sources have the label {self.labels[0]}; a classifier needs a second one, or a"
                 " label_column"
             )
         if self.by_language and self.language_column is None:
-            raise ValueError("by_language needs the language of each document; set language_column")
+            yield "by_language needs the language of each document; set language_column"
         if self.reference is not None and self.reference in self.sources:
-            raise ValueError(
+            yield (
                 f"reference '{self.reference}' is trained on, so its scores say nothing of other documents;"
                 " name a source without labels, or leave it out"
             )
-        return self
 
     def source_fields(self) -> dict[str, FieldPath]:
         named: dict[str, FieldPath] = {source: ("sources", source) for source in self.sources}

@@ -6,9 +6,10 @@ repeated contents; the chosen ones are split."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import field_validator
 
 from specs.base import Spec, execution, identity, option, reference
 from specs.errors import FieldPath
@@ -66,11 +67,9 @@ class ConversationSource(Spec):
     def _a_column_for_each_score(cls, filters: list[FilterSpec]) -> list[FilterSpec]:
         return a_column_for_each_score(filters)
 
-    @model_validator(mode="after")
-    def _one_size(self) -> ConversationSource:
+    def conflicts(self) -> Iterator[str]:
         if self.share is not None and self.count is not None:
-            raise ValueError("share and count both say how much of the source is kept; set one")
-        return self
+            yield "share and count both say how much of the source is kept; set one"
 
     @property
     def replaced(self) -> tuple[Pii, ...]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar, Literal
-
-from pydantic import model_validator
 
 from specs.base import Spec, execution, identity, option, reference
 from specs.errors import FieldPath, SpecError
 from specs.mamba import NewMixers
 from specs.model import ModelSpec
 from specs.settings import MixtureTraining, Packing, Phase
-from specs.stages.pretrain import check_without_parent
+from specs.stages.pretrain import without_parent
 from specs.stages.training import CarryField, ForwardPart, Segment, TrainingStage, carries
 from specs.units import Reference
 
@@ -39,15 +38,13 @@ class DistillLoss(Spec):
     temperature: float = identity(1.0, ge=0.01, le=100, description="T")
     weight: float = identity(1.0, gt=0, le=1, description="weight of the divergence beside cross-entropy")
 
-    @model_validator(mode="after")
-    def _of_logits(self) -> DistillLoss:
+    def conflicts(self) -> Iterator[str]:
         fields = type(self).model_fields
         others = [
             name for name in fields if getattr(self, name) != fields[name].default and name != "compare"
         ]
         if self.compare != "logits" and others:
-            raise ValueError(f"{others[0]} has no meaning with compare: {self.compare}; leave it out")
-        return self
+            yield f"{others[0]} has no meaning with compare: {self.compare}; leave it out"
 
 
 class DistillStage(MixtureTraining, TrainingStage):
@@ -74,16 +71,15 @@ class DistillStage(MixtureTraining, TrainingStage):
         " nothing is left out",
     )
 
-    @model_validator(mode="after")
-    def _begins_somewhere(self) -> DistillStage:
+    def conflicts(self) -> Iterator[str]:
         if (self.from_ is None) == (self.model is None):
-            raise ValueError("a student begins with a checkpoint or with new weights; set from or model")
+            yield "a student begins with a checkpoint or with new weights; set from or model"
         if self.model is not None:
-            check_without_parent(self, self.model, "a distill stage with new weights")
+            yield from without_parent(self, self.model, "a distill stage with new weights")
         if self.mamba is not None and self.from_ is None:
-            raise ValueError("mamba replaces the attention of a checkpoint; set model.mamba for new weights")
+            yield "mamba replaces the attention of a checkpoint; set model.mamba for new weights"
         if self.mamba is not None and self.carry != ["weights"]:
-            raise ValueError("mamba makes new parameters, without optimizer states; set carry: [weights]")
+            yield "mamba makes new parameters, without optimizer states; set carry: [weights]"
         whole_passes = {
             "top_k": self.top_k is not None,
             "compile": self.compile,
@@ -91,15 +87,12 @@ class DistillStage(MixtureTraining, TrainingStage):
         }
         if self.loss.compare != "logits" and any(whole_passes.values()):
             field = next(name for name in whole_passes if whole_passes[name])
-            raise ValueError(
-                f"{field} is for whole forward passes; compare: {self.loss.compare} runs mixers alone"
-            )
+            yield f"{field} is for whole forward passes; compare: {self.loss.compare} runs mixers alone"
         if self.top_k is not None and self.model is not None and self.top_k >= self.model.vocab_size:
-            raise ValueError(
+            yield (
                 f"top_k {self.top_k} leaves out no word of a vocabulary of {self.model.vocab_size}; lower"
                 " it, or leave it out"
             )
-        return self
 
     @classmethod
     def segment(cls) -> type[DistillSegment]:

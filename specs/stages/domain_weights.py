@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
-
-from pydantic import model_validator
 
 from specs.base import Spec, identity, option, reference
 from specs.model import ModelSpec
 from specs.settings import MixtureTraining, Phase
 from specs.stages.base import DifferentReferences
-from specs.stages.pretrain import check_without_parent
+from specs.stages.pretrain import without_parent
 from specs.stages.training import Segment, TrainingStage
 
 PARTS = 1_000_000
@@ -63,17 +61,13 @@ class DomainWeightsStage(MixtureTraining, TrainingStage):
     )
     update: WeightUpdate = identity(default_factory=WeightUpdate)
 
-    @model_validator(mode="after")
-    def _can_be_learned(self) -> DomainWeightsStage:
-        check_without_parent(self, self.model, "a domain_weights stage")
+    def conflicts(self) -> Iterator[str]:
+        yield from without_parent(self, self.model, "a domain_weights stage")
         for name in ("mixture", "global_batch_size"):
             if len(getattr(self, name)) > 1:
-                raise ValueError(f"weights are learned on one {name}; set one instead of a map")
+                yield f"weights are learned on one {name}; set one instead of a map"
         if self.anomalies.skips:
-            raise ValueError(
-                "the weights of a step cannot be taken back, so no step can be skipped; use anomalies: stop"
-            )
-        return self
+            yield "the weights of a step cannot be taken back, so no step can be skipped; use anomalies: stop"
 
     @classmethod
     def segment(cls) -> type[DomainWeightsSegment]:

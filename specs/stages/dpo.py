@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
-
-from pydantic import model_validator
 
 from specs.base import Spec, identity, option, reference
 from specs.stages.base import DifferentReferences
@@ -39,11 +38,9 @@ class DpoStage(PreferenceTraining):
     )
     loss: DpoLoss = identity(default_factory=DpoLoss)
 
-    @model_validator(mode="after")
-    def _one_kind_of_data(self) -> DpoStage:
+    def conflicts(self) -> Iterator[str]:
         if bool(self.preferences) == bool(self.pairs):
-            raise ValueError("dpo trains on preferences, or on pairs of a file; set preferences or pairs")
-        return self
+            yield "dpo trains on preferences, or on pairs of a file; set preferences or pairs"
 
     @property
     def trains_on(self) -> str:

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Iterator
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
-
 from specs.base import Spec, execution, identity, option, reference
 from specs.errors import FieldPath, Problem
 from specs.model import ModelSpec
@@ -35,12 +33,10 @@ class ByPosition(Spec):
     buckets: int = identity(8, ge=1)
     samples: int = identity(64, ge=1, description="maximum number of held-out sequences per source")
 
-    @model_validator(mode="after")
-    def _a_position_each(self) -> ByPosition:
+    def conflicts(self) -> Iterator[str]:
         if self.buckets > self.sequence_length:
             most = self.sequence_length
-            raise ValueError(f"{self.buckets} buckets exceed {most} positions; set at most {most} buckets")
-        return self
+            yield f"{self.buckets} buckets exceed {most} positions; set at most {most} buckets"
 
     @property
     def edges(self) -> list[int]:
@@ -92,13 +88,11 @@ class EvaluateStage(FromCheckpoint, Measuring):
         if self.memorisation is not None and at[-1] == "probes" and isinstance(of, CorpusStage):
             yield from self.memorisation.problems(at[:-1], of.sources[part.part or next(iter(of.sources))])
 
-    @model_validator(mode="after")
-    def _measures_something(self) -> EvaluateStage:
+    def conflicts(self) -> Iterator[str]:
         if not (self.sources or self.memorisation or self.generation or self.harness):
-            raise ValueError("the stage measures nothing; set sources, memorisation, generation or harness")
+            yield "the stage measures nothing; set sources, memorisation, generation or harness"
         if self.by_position and not self.sources:
-            raise ValueError("by_position needs sources")
-        return self
+            yield "by_position needs sources"
 
 
 class EvaluatePart(Part):

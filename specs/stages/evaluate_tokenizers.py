@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, StringConstraints, model_validator
+from pydantic import BeforeValidator, StringConstraints
 
 from specs.base import Spec, execution, identity, location, reference
 from specs.errors import FieldPath, Problem, did_you_mean
@@ -55,11 +55,9 @@ class ComparedTokenizer(Spec):
         None, min_length=1, description="folder (any fsspec URL) with a tokenizer.json; nothing else is read"
     )
 
-    @model_validator(mode="after")
-    def _one_way(self) -> ComparedTokenizer:
+    def conflicts(self) -> Iterator[str]:
         if (self.stage is None) == (self.path is None):
-            raise ValueError("name either a tokenizer stage, or the path of a folder with a tokenizer.json")
-        return self
+            yield "name either a tokenizer stage, or the path of a folder with a tokenizer.json"
 
 
 def _tokenizer(value: Any) -> Any:
@@ -123,19 +121,17 @@ class EvaluateTokenizersStage(Measuring):
     )
     seed: int = identity(0, ge=0, description="seed of the bootstrap")
 
-    @model_validator(mode="after")
-    def _names_what_there_is(self) -> EvaluateTokenizersStage:
+    def conflicts(self) -> Iterator[str]:
         if self.against is not None and self.against not in self.tokenizers:
             meant = did_you_mean(self.against, self.tokenizers)
-            raise ValueError(f"against: there is no tokenizer '{self.against}'; {meant}")
+            yield f"against: there is no tokenizer '{self.against}'; {meant}"
         if twice := [one for one in self.languages if self.languages.count(one) > 1]:
-            raise ValueError(f"languages names '{twice[0]}' twice; list it once")
+            yield f"languages names '{twice[0]}' twice; list it once"
         if self.languages and self.parity_to not in self.languages:
-            raise ValueError(
+            yield (
                 f"parity_to '{self.parity_to}' is not among the languages;"
                 f" {did_you_mean(self.parity_to, self.languages)}"
             )
-        return self
 
     def source_fields(self) -> dict[str, FieldPath]:
         return {source: ("sources", index) for index, source in enumerate(self.sources)}

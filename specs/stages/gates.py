@@ -5,7 +5,7 @@ Invariant: neither affects the metrics, so editing them reruns nothing.
 
 from __future__ import annotations
 
-from pydantic import model_validator
+from collections.abc import Iterator
 
 from specs.base import Spec, execution
 from specs.errors import did_you_mean
@@ -24,15 +24,11 @@ class Gate(Spec):
     max: float | None = execution(None)
     min: float | None = execution(None)
 
-    @model_validator(mode="after")
-    def _bounded(self) -> Gate:
+    def conflicts(self) -> Iterator[str]:
         if self.max is None and self.min is None:
-            raise ValueError("a gate needs max or min")
+            yield "a gate needs max or min"
         if self.max is not None and self.min is not None and self.min > self.max:
-            raise ValueError(
-                f"no value is at least {self.min:g} and at most {self.max:g}; set a min below max"
-            )
-        return self
+            yield f"no value is at least {self.min:g} and at most {self.max:g}; set a min below max"
 
     def failure(self, metrics: dict[str, float]) -> str | None:
         """Why the gate is not met; None if it is met."""

@@ -5,9 +5,10 @@ A suite is a set of tasks with one set of settings, and a part of its own: chang
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
 from specs.base import Spec, execution, identity, location, option
 from specs.launch import HeldModel
@@ -36,12 +37,10 @@ class GenerationArguments(Spec):
     top_p: float | None = option(None, gt=0, le=1)
     top_k: int | None = option(None, ge=0)
 
-    @model_validator(mode="after")
-    def _samples(self) -> GenerationArguments:
+    def conflicts(self) -> Iterator[str]:
         drawn = [name for name in ("temperature", "top_p", "top_k") if getattr(self, name)]
         if drawn and self.do_sample is not True:
-            raise ValueError(f"{' and '.join(drawn)} need do_sample: true; answers are greedy without it")
-        return self
+            yield f"{' and '.join(drawn)} need do_sample: true; answers are greedy without it"
 
 
 class Requests(Spec):
@@ -124,14 +123,12 @@ class Suite(Spec):
 
     expected: Requests | None = execution(None)
 
-    @model_validator(mode="after")
-    def _each_once(self) -> Suite:
+    def conflicts(self) -> Iterator[str]:
         if len(set(self.tasks)) < len(self.tasks):
             twice = sorted({task for task in self.tasks if self.tasks.count(task) > 1})
-            raise ValueError(f"tasks names {', '.join(twice)} twice; list each once")
+            yield f"tasks names {', '.join(twice)} twice; list each once"
         if self.few_shot_as_turns and self.chat_template is False:
-            raise ValueError("few_shot_as_turns needs the chat template; leave out chat_template: false")
-        return self
+            yield "few_shot_as_turns needs the chat template; leave out chat_template: false"
 
     def resolved(self, chat: bool) -> Suite:
         """The suite with every default that depends on the model stated. `chat`: whether the model was
@@ -162,11 +159,9 @@ class Harness(Spec):
         description="vllm: in a separate environment, which has the harness too, on launch.parallel.tp GPUs",
     )
 
-    @model_validator(mode="after")
-    def _names(self) -> Harness:
+    def conflicts(self) -> Iterator[str]:
         if reserved := sorted(set(self.suites) & set(FAMILIES)):
-            raise ValueError(f"suite {reserved[0]!r} has the name of other metrics; choose another name")
-        return self
+            yield f"suite {reserved[0]!r} has the name of other metrics; choose another name"
 
 
 class HarnessPart(Part):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from specs.base import Spec, identity, option, reference
 from specs.model import ModelSpec
@@ -32,13 +33,11 @@ class MergeRule(Spec):
         description="for ties: the kept share of each tensor's elements; 0.2 by default, as published",
     )
 
-    @model_validator(mode="after")
-    def _scaled_and_trimmed_by_the_method(self) -> MergeRule:
+    def conflicts(self) -> Iterator[str]:
         if self.method == "average" and self.scale != 1.0:
-            raise ValueError("an average has no scale; leave it out, or set method: task-arithmetic or ties")
+            yield "an average has no scale; leave it out, or set method: task-arithmetic or ties"
         if self.method != "ties" and self.density is not None:
-            raise ValueError(f"density belongs to method: ties, and the method is {self.method}")
-        return self
+            yield f"density belongs to method: ties, and the method is {self.method}"
 
     @property
     def kept(self) -> float:
@@ -63,29 +62,23 @@ class MergeStage(MergeRule, Stage):
         " task-arithmetic, where a negative one subtracts what the checkpoint has learned",
     )
 
-    @model_validator(mode="after")
-    def _complete(self) -> MergeStage:
+    def conflicts(self) -> Iterator[str]:
         if (self.method == "average") != (self.base is None):
-            raise ValueError(
+            yield (
                 "an average has no base; leave it out, or set method: task-arithmetic or ties"
                 if self.base
                 else f"method: {self.method} needs base, the checkpoint that the others were trained from"
             )
         if self.method != "task-arithmetic" and len(self.checkpoints) < 2:
-            raise ValueError(f"method: {self.method} merges two checkpoints or more; name another one")
+            yield f"method: {self.method} merges two checkpoints or more; name another one"
         if self.weights is None:
-            return self
+            return
         if len(self.weights) != len(self.checkpoints):
-            raise ValueError(
-                f"{len(self.weights)} weights for {len(self.checkpoints)} checkpoints; give one for each"
-            )
+            yield f"{len(self.weights)} weights for {len(self.checkpoints)} checkpoints; give one for each"
         if self.method != "task-arithmetic" and min(self.weights) < 0:
-            raise ValueError(
-                f"{min(self.weights):g} is a negative weight, which only method: task-arithmetic can have"
-            )
+            yield f"{min(self.weights):g} is a negative weight, which only method: task-arithmetic can have"
         if not 0 < sum(map(abs, self.weights)) < inf:
-            raise ValueError("weights must not all be zero, and their sum must be finite")
-        return self
+            yield "weights must not all be zero, and their sum must be finite"
 
     @property
     def parents(self) -> list[Reference]:

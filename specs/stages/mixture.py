@@ -11,7 +11,7 @@ from fractions import Fraction
 from math import gcd, lcm
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator
 
 from specs.base import Spec, identity, option, reference
 from specs.errors import FieldPath, Problem
@@ -112,22 +112,20 @@ class MixtureStage(Stage):
     )
     seed: int = identity(28)
 
-    @model_validator(mode="after")
-    def _one_way(self) -> MixtureStage:
+    def conflicts(self) -> Iterator[str]:
         if [self.weights, self.proportional, self.learned].count(None) != 2:
-            raise ValueError(
+            yield (
                 "a mixture has either weights: {corpus/code: 70, corpus/web: 30} or proportional:"
                 " [corpus/code, corpus/web] or learned: {from: <a domain_weights stage>}"
             )
         if self.anneal is not None and self.weights is None:
             stated = "proportional" if self.learned is None else "learned"
-            raise ValueError(f"anneal goes from weights to weights; set weights in place of {stated}")
+            yield f"anneal goes from weights to weights; set weights in place of {stated}"
         if selected := [name for name in self.exclude if "@" in name or "/" in name]:
-            raise ValueError(
+            yield (
                 f"exclude names stages as a whole; write '{selected[0].split('@')[0].split('/')[0]}', not"
                 f" '{selected[0]}'"
             )
-        return self
 
     @property
     def annealed(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from specs.base import Spec, execution, identity, option, reference
 from specs.errors import FieldPath, Problem
@@ -48,14 +48,12 @@ class Sampling(Spec):
         None, ge=1, description="mean tokens of a prompt, for estimates; what max_tokens allows by default"
     )
 
-    @model_validator(mode="after")
-    def _within_the_limit(self) -> Sampling:
+    def conflicts(self) -> Iterator[str]:
         expected, most = self.expected_tokens or 0, self.max_new_tokens
         if expected > most:
-            raise ValueError(
-                f"expected_tokens {expected:,} is above max_new_tokens {most:,}; set {most} or less"
-            )
-        return self
+            yield f"expected_tokens {expected:,} is above max_new_tokens {most:,}; set {most} or less"
+        if (self.engine == "server") != (self.server is not None):
+            yield "engine: server and server: {url, model} belong together; set both or neither"
 
     @property
     def greedy(self) -> bool:
@@ -74,12 +72,6 @@ class Sampling(Spec):
                 f"logits divided by {temperature:g} overflow; set 0, which is greedy, or 0.01 or more"
             )
         return temperature
-
-    @model_validator(mode="after")
-    def _a_server_for_its_engine(self) -> Sampling:
-        if (self.engine == "server") != (self.server is not None):
-            raise ValueError("engine: server and server: {url, model} belong together; set both or neither")
-        return self
 
     @property
     def held_model(self) -> HeldModel | None:
@@ -100,13 +92,11 @@ class Personas(SourceSpec):
     template: str = option("{persona}", description="template of the system message")
     seed: int = identity(28)
 
-    @model_validator(mode="after")
-    def _can_be_asked(self) -> Personas:
+    def conflicts(self) -> Iterator[str]:
         if self.format in (*CONVERSATIONAL, *TOKENISED):
-            raise ValueError(f"personas are texts, and format {self.format} has none; use jsonl, or text")
+            yield f"personas are texts, and format {self.format} has none; use jsonl, or text"
         if "{persona}" not in self.template:
-            raise ValueError("a template without {persona} is the same for all of them; add it")
-        return self
+            yield "a template without {persona} is the same for all of them; add it"
 
 
 class Generator(Spec):
@@ -122,13 +112,9 @@ class Generator(Spec):
     completions: Sampling = identity(description="how the answers are sampled")
     personas: Personas | None = identity(None, description="system messages of the questions to it")
 
-    @model_validator(mode="after")
-    def _a_model(self) -> Generator:
+    def conflicts(self) -> Iterator[str]:
         if (self.from_ is None) != self.completions.by_chat:
-            raise ValueError(
-                "a generator has from:, or a server with api: chat, which has a model of its own; set one"
-            )
-        return self
+            yield "a generator has from:, or a server with api: chat, which has a model of its own; set one"
 
 
 class PreferenceSet(FromCheckpoint):

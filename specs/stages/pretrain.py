@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
-
-from pydantic import model_validator
 
 from specs.base import identity
 from specs.model import ModelSpec
@@ -22,26 +21,24 @@ class PretrainStage(TrainingStage, MixtureTraining):
     model: ModelSpec = identity()
     seed: int = identity(28, description="seed of the initial weights")
 
-    @model_validator(mode="after")
-    def _complete(self) -> PretrainStage:
-        check_without_parent(self, self.model, "a pretrain stage")
-        return self
+    def conflicts(self) -> Iterator[str]:
+        yield from without_parent(self, self.model, "a pretrain stage")
 
     def phases(self, name: str) -> list[Phase]:
         return [Phase(name, name, ("stages", name), self, None, model=self.model, seed=self.seed)]
 
 
-def check_without_parent(stage: MixtureTraining, model: ModelSpec, what: str) -> None:
-    """Raises ValueError if a stage with new weights, which is `what`, would need a parent's settings."""
+def without_parent(stage: MixtureTraining, model: ModelSpec, what: str) -> Iterator[str]:
+    """Why a stage with new weights, which is `what`, would need a parent's settings."""
     if model.head != "vocabulary":
-        raise ValueError(
+        yield (
             "pretraining needs the logits of a vocabulary; leave out model.head, which a reward_model stage"
             " sets"
         )
     for name in ("global_batch_size", "sequence_length", "mixture", "schedule", "budget"):
         if getattr(stage, name) is None:
-            raise ValueError(f"{what} has no parent to take {name} from; set it")
+            yield f"{what} has no parent to take {name} from; set it"
         if getattr(stage, name) == REST:
-            raise ValueError(f"{what} has no parent, and so no {REST} for {name}; set it")
+            yield f"{what} has no parent, and so no {REST} for {name}; set it"
     if stage.optimizer.lr is None:
-        raise ValueError(f"{what} has no parent to take the learning rate from; set optimizer.lr")
+        yield f"{what} has no parent to take the learning rate from; set optimizer.lr"

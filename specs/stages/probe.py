@@ -3,9 +3,8 @@ memorisation."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
-
-from pydantic import model_validator
 
 from specs.base import Spec, execution, identity, option, reference
 from specs.model import ModelSpec
@@ -44,11 +43,9 @@ class ProbeStage(FromCheckpoint):
         False, description="measures how sparse the inputs of each layer's down projection are"
     )
 
-    @model_validator(mode="after")
-    def _measures_something(self) -> ProbeStage:
+    def conflicts(self) -> Iterator[str]:
         if self.sharpness is None and not self.activations:
-            raise ValueError("the stage measures nothing; set sharpness or activations")
-        return self
+            yield "the stage measures nothing; set sharpness or activations"
 
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         if to == "tp" and self.activations:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
-
-from pydantic import model_validator
 
 from specs.base import identity, option
 from specs.layer_schedule import LayerPairs
@@ -26,11 +25,9 @@ class RewriteStage(FromCheckpoint):
         None, description="instead of the model's; full: all pairs, which an export needs"
     )
 
-    @model_validator(mode="after")
-    def _changes_one(self) -> RewriteStage:
+    def conflicts(self) -> Iterator[str]:
         if (self.layer_pairs is None) == (self.attention is None):
-            raise ValueError("a rewrite changes one thing; set layer_pairs or attention")
-        return self
+            yield "a rewrite changes one thing; set layer_pairs or attention"
 
     @property
     def changes(self) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
-
-from pydantic import model_validator
 
 from specs.base import execution, identity, reference
 from specs.stages.base import Part, Stage
@@ -32,16 +31,14 @@ class SelectStage(Stage):
     def chooses_by_loss(self, checkpoint: Reference) -> bool:
         return super().chooses_by_loss(checkpoint) or checkpoint in self.checkpoints
 
-    @model_validator(mode="after")
-    def _chooses_among_something(self) -> SelectStage:
+    def conflicts(self) -> Iterator[str]:
         if bool(self.checkpoints) == bool(self.evaluations):
-            raise ValueError("set either checkpoints or evaluations to choose among")
+            yield "set either checkpoints or evaluations to choose among"
         if self.checkpoints and self.metric.split("/")[0] != "val_loss":
-            raise ValueError(
+            yield (
                 f"checkpoints are compared by val_loss or val_loss/<source>, not by '{self.metric}'; name"
                 " evaluations that measured it"
             )
-        return self
 
 
 class SelectPart(Part):

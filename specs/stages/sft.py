@@ -6,9 +6,10 @@ The variants of the loss are those of swiss-ai/posttraining, src/post_training/t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator
 
 from specs.base import Spec, identity, option, reference
 from specs.schedule import Decay, ScheduleSpec
@@ -75,11 +76,9 @@ class SftLoss(Spec):
     )
     inverse_rl: InverseRl | None = option(None)
 
-    @model_validator(mode="after")
-    def _has_an_effect(self) -> SftLoss:
+    def conflicts(self) -> Iterator[str]:
         if self.length_normalised and not self.prompt_weight:
-            raise ValueError("length_normalised changes nothing with prompt_weight: 0; set a prompt_weight")
-        return self
+            yield "length_normalised changes nothing with prompt_weight: 0; set a prompt_weight"
 
     @property
     def objective(self) -> str:

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
-
 from specs.base import execution, identity, location, option, reference
 from specs.errors import FieldPath, Problem
 from specs.sources import SourceSpec
@@ -44,22 +42,20 @@ class TokenizerStage(Stage):
     )
     bytes_per_source: int = identity(2_000_000, ge=1, description="text read from each source")
 
-    @model_validator(mode="after")
-    def _one_way(self) -> TokenizerStage:
+    def conflicts(self) -> Iterator[str]:
         if bool(self.sources) + (self.path is not None) + (self.from_ is not None) != 1:
-            raise ValueError(
+            yield (
                 "give either sources to train on, or the path of a tokenizer to import, or from: hf:... of a"
                 " model"
             )
         if self.from_ is not None and self.from_.hugging_face is None:
-            raise ValueError(f"'{self.from_}' is not a Hugging Face model; write from: hf:<folder or id>")
+            yield f"'{self.from_}' is not a Hugging Face model; write from: hf:<folder or id>"
         least = self.reserved + 256
         if self.sources and self.vocab_size < least:
-            raise ValueError(
+            yield (
                 f"vocab_size {self.vocab_size} has no room for {self.reserved} special tokens and 256 bytes;"
                 f" take {least} or more"
             )
-        return self
 
     def source_fields(self) -> dict[str, FieldPath]:
         return {source: ("sources", index) for index, source in enumerate(self.sources)}
