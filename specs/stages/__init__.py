@@ -32,4 +32,4 @@ CHECKPOINTS = tuple(kind for kind, stage in STAGES.items() if stage.result() == 
 
 def segment_of(kind: str) -> type[Segment]:
     """The class of the segments of a kind that trains."""
-    return _TRAINING[kind].segment()
+    return _TRAINING[kind].SEGMENT

@@ -40,8 +40,6 @@ class Stage(Spec):
     IN_LAYOUT: ClassVar[bool] = False  # whether `launch.parallel` spreads its model over processes
     READS: ClassVar[Literal["text", "conversations"]] = "text"  # the content of its sources
     CONTINUED_BY: ClassVar[str] = ""  # the kind of stage that trains on from it; its own by default
-    # of its training, which some optimizers cannot minimise (`specs.optimizer.refusals`); "" for none
-    OBJECTIVE: ClassVar[str] = ""
     PART_PER_SOURCE: ClassVar[bool] = False  # whether references name its parts, `<stage>/<source>`
     kind: str = identity()
     after: list[str] = execution(
@@ -108,7 +106,9 @@ class Stage(Spec):
 
     @property
     def objective(self) -> str:
-        return self.OBJECTIVE
+        """What its training minimises, which some optimizers cannot (`specs.optimizer.refusals`); "" without
+        training."""
+        return ""
 
     @property
     def read_model(self) -> Reference | None:

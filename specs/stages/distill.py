@@ -47,12 +47,49 @@ class DistillLoss(Spec):
             yield f"{others[0]} has no meaning with compare: {self.compare}; leave it out"
 
 
+class DistillSegment(Segment):
+    """A resolved segment. Further input: `teacher`, a checkpoint, or with `top_k` the artifact of a
+    `TeacherTokensPart`."""
+
+    teacher: ModelSpec = identity()
+    loss: DistillLoss = identity()
+    top_k: int | None = option(None)
+    mamba: NewMixers | None = option(None)
+
+    @property
+    def data_class(self) -> str:
+        return "MixtureData" if self.top_k is None else "TaughtMixtureData"
+
+    @property
+    def teacher_beside(self) -> ModelSpec | None:
+        return self.teacher if self.top_k is None else None
+
+    @property
+    def compared(self) -> Literal["matrix", "hidden"] | None:
+        return None if self.loss.compare == "logits" else self.loss.compare
+
+    @property
+    def stored_words(self) -> int:
+        return self.top_k or 0
+
+    @property
+    def new_parameters(self) -> tuple[str, ...]:
+        return () if self.mamba is None else self.mamba.new_parameters(self.model.n_layers)
+
+    @property
+    def objective(self) -> str:
+        if self.loss.compare != "logits":
+            return "alignment"
+        return "distillation" if self.top_k is None else "stored-distillation"
+
+
 class DistillStage(MixtureTraining, TrainingStage):
     """The teacher is any checkpoint with the student's tokenizer and vocabulary, such as a larger model. The
     student begins with the weights of `from`, or with new weights of `model`, which need every setting
     stated, as in `pretrain`."""
 
     VERSION: ClassVar[int] = 1
+    SEGMENT = DistillSegment
     kind: Literal["distill"] = identity()
     teacher: Reference = reference(to="checkpoint", description="a checkpoint, or hf:<folder or id>")
     from_: Reference | None = reference(None, alias="from", to="checkpoint")
@@ -94,10 +131,6 @@ class DistillStage(MixtureTraining, TrainingStage):
                 " it, or leave it out"
             )
 
-    @classmethod
-    def segment(cls) -> type[DistillSegment]:
-        return DistillSegment
-
     @property
     def teacher_model(self) -> Reference:
         return self.teacher
@@ -124,42 +157,6 @@ class DistillStage(MixtureTraining, TrainingStage):
         seed = self.seed if self.from_ is None or self.mamba is not None else None
         phase = Phase(name, name, ("stages", name), self, self.from_, carry=carry, mamba=self.mamba)
         return [replace(phase, model=self.model, seed=seed)]
-
-
-class DistillSegment(Segment):
-    """A resolved segment. Further input: `teacher`, a checkpoint, or with `top_k` the artifact of a
-    `TeacherTokensPart`."""
-
-    teacher: ModelSpec = identity()
-    loss: DistillLoss = identity()
-    top_k: int | None = option(None)
-    mamba: NewMixers | None = option(None)
-
-    @property
-    def data_class(self) -> str:
-        return "MixtureData" if self.top_k is None else "TaughtMixtureData"
-
-    @property
-    def teacher_beside(self) -> ModelSpec | None:
-        return self.teacher if self.top_k is None else None
-
-    @property
-    def compared(self) -> Literal["matrix", "hidden"] | None:
-        return None if self.loss.compare == "logits" else self.loss.compare
-
-    @property
-    def stored_words(self) -> int:
-        return self.top_k or 0
-
-    @property
-    def new_parameters(self) -> tuple[str, ...]:
-        return () if self.mamba is None else self.mamba.new_parameters(self.model.n_layers)
-
-    @property
-    def objective(self) -> str:
-        if self.loss.compare != "logits":
-            return "alignment"
-        return "distillation" if self.top_k is None else "stored-distillation"
 
 
 class TeacherTokensPart(ForwardPart):

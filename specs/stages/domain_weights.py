@@ -41,6 +41,26 @@ class WeightUpdate(Spec):
     smoothing: float = identity(0.0, ge=0, lt=1, description="share of the weights that stays uniform")
 
 
+class DomainWeightsSegment(Segment):
+    """A resolved segment. `targets` has the positions of the targets among the sources of the mixture, in the
+    order of the sources' fingerprints."""
+
+    OBJECTIVE: ClassVar[str] = "domain-weights"
+    DATA_CLASS: ClassVar[str] = "EqualMixtureData"
+    PLAN_DEPENDS: ClassVar[bool] = True
+    sources: int = identity(description="number of sources of the mixture, targets included")
+    targets: list[int] = option(default_factory=list)
+    update: WeightUpdate = identity()
+
+    @property
+    def separate_gradients(self) -> int:
+        return self.sources
+
+    @property
+    def weighted(self) -> list[int]:
+        return [source for source in range(self.sources) if source not in self.targets]
+
+
 class DomainWeightsStage(MixtureTraining, TrainingStage):
     """Trains a small model on `mixture`, where every step has equally many sequences of each source. How much
     a source counts in the loss is learned: more where its gradient points the same way as that of the
@@ -49,7 +69,7 @@ class DomainWeightsStage(MixtureTraining, TrainingStage):
 
     VERSION: ClassVar[int] = 3
     RESULT: ClassVar[str] = "domain_weights"
-    OBJECTIVE: ClassVar[str] = "domain-weights"
+    SEGMENT = DomainWeightsSegment
     kind: Literal["domain_weights"] = identity()
     model: ModelSpec = identity()
     seed: int = identity(28, description="seed of the initial weights")
@@ -69,32 +89,8 @@ class DomainWeightsStage(MixtureTraining, TrainingStage):
         if self.anomalies.skips:
             yield "the weights of a step cannot be taken back, so no step can be skipped; use anomalies: stop"
 
-    @classmethod
-    def segment(cls) -> type[DomainWeightsSegment]:
-        return DomainWeightsSegment
-
     def phases(self, name: str) -> list[Phase]:
         return [Phase(name, name, ("stages", name), self, None, model=self.model, seed=self.seed)]
-
-
-class DomainWeightsSegment(Segment):
-    """A resolved segment. `targets` has the positions of the targets among the sources of the mixture, in the
-    order of the sources' fingerprints."""
-
-    OBJECTIVE: ClassVar[str] = "domain-weights"
-    DATA_CLASS: ClassVar[str] = "EqualMixtureData"
-    PLAN_DEPENDS: ClassVar[bool] = True
-    sources: int = identity(description="number of sources of the mixture, targets included")
-    targets: list[int] = option(default_factory=list)
-    update: WeightUpdate = identity()
-
-    @property
-    def separate_gradients(self) -> int:
-        return self.sources
-
-    @property
-    def weighted(self) -> list[int]:
-        return [source for source in range(self.sources) if source not in self.targets]
 
 
 def in_parts(weights: Sequence[float]) -> list[int]:

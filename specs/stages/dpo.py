@@ -20,13 +20,20 @@ class DpoLoss(Spec):
     label_smoothing: float = option(0.0, ge=0, lt=0.5, description="share of swapped pairs")
 
 
+class DpoSegment(PreferenceSegment):
+    """A resolved segment of DPO."""
+
+    OBJECTIVE: ClassVar[str] = "dpo"
+    loss: DpoLoss = identity()
+
+
 class DpoStage(PreferenceTraining):
     """Makes the chosen completion more likely than the rejected one. Trains on preference data, or on the
     pairs of a file as they are (`pairs`), whose log-probabilities under the model of `from` it computes
     first."""
 
     VERSION: ClassVar[int] = 1
-    OBJECTIVE: ClassVar[str] = "dpo"
+    SEGMENT = DpoSegment
     kind: Literal["dpo"] = identity()
     preferences: Repeats = preference_sets("preference_data", default_factory=dict)
     pairs: DifferentReferences = reference(
@@ -45,14 +52,3 @@ class DpoStage(PreferenceTraining):
     @property
     def trains_on(self) -> str:
         return "pairs with reference" if self.pairs else super().trains_on
-
-    @classmethod
-    def segment(cls) -> type[DpoSegment]:
-        return DpoSegment
-
-
-class DpoSegment(PreferenceSegment):
-    """A resolved segment of DPO."""
-
-    OBJECTIVE: ClassVar[str] = "dpo"
-    loss: DpoLoss = identity()

@@ -19,23 +19,19 @@ class QrpoLoss(Spec):
     beta_max: float | None = identity(0.1, gt=0, description="limit of the normalised beta of a completion")
 
 
-class QrpoStage(PreferenceTraining):
-    """Regresses the log-ratio of every completion on its quantile reward; chosen and rejected ones count
-    alike, so it also trains on completions without pairs."""
-
-    VERSION: ClassVar[int] = 1
-    OBJECTIVE: ClassVar[str] = "qrpo"
-    kind: Literal["qrpo"] = identity()
-    preferences: Repeats = preference_sets("preference_data", "rewarded_completions")
-    loss: QrpoLoss = identity(default_factory=QrpoLoss)
-
-    @classmethod
-    def segment(cls) -> type[QrpoSegment]:
-        return QrpoSegment
-
-
 class QrpoSegment(PreferenceSegment):
     """A resolved segment of QRPO."""
 
     OBJECTIVE: ClassVar[str] = "qrpo"
     loss: QrpoLoss = identity()
+
+
+class QrpoStage(PreferenceTraining):
+    """Regresses the log-ratio of every completion on its quantile reward; chosen and rejected ones count
+    alike, so it also trains on completions without pairs."""
+
+    VERSION: ClassVar[int] = 1
+    SEGMENT = QrpoSegment
+    kind: Literal["qrpo"] = identity()
+    preferences: Repeats = preference_sets("preference_data", "rewarded_completions")
+    loss: QrpoLoss = identity(default_factory=QrpoLoss)

@@ -23,6 +23,15 @@ class RewardLoss(Spec):
     centring: float = identity(0.01, ge=0, description="c, which keeps the mean of the rewards near 0")
 
 
+class RewardSegment(AdaptedSegment):
+    """A resolved segment. Inputs: `pairs`, `tokenizer`, `parent`. A sample is a packed sequence of pairs."""
+
+    OBJECTIVE: ClassVar[str] = "bradley-terry"
+    DATA_CLASS: ClassVar[str] = "RewardData"
+    loss: RewardLoss = identity()
+    max_repetition: float = execution(1.0)
+
+
 class RewardModelStage(PairTraining):
     """Begins with the weights of `from` and a new head, which gives one number at the end of a completion.
     Its result is a reward model: `export` and `reward: {from: ...}` read it, and no training starts from
@@ -30,8 +39,8 @@ class RewardModelStage(PairTraining):
 
     VERSION: ClassVar[int] = 1
     RESULT: ClassVar[str] = "reward_model"
-    OBJECTIVE: ClassVar[str] = "bradley-terry"
     TRAINS_ON: ClassVar[str] = "pairs"
+    SEGMENT = RewardSegment
     kind: Literal["reward_model"] = identity()
     carry: CarryField = carries("weights")
     pairs: DifferentReferences = reference(
@@ -69,24 +78,11 @@ class RewardModelStage(PairTraining):
     def adapters(self) -> Lora | None:
         return self.lora
 
-    @classmethod
-    def segment(cls) -> type[RewardSegment]:
-        return RewardSegment
-
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         return NO_FLOAT8 if to == "float8" and self.lora is not None else super().obstacle(to)
 
     def phases(self, name: str) -> list[Phase]:
         return [replace(phase, head="reward") for phase in super().phases(name)]
-
-
-class RewardSegment(AdaptedSegment):
-    """A resolved segment. Inputs: `pairs`, `tokenizer`, `parent`. A sample is a packed sequence of pairs."""
-
-    OBJECTIVE: ClassVar[str] = "bradley-terry"
-    DATA_CLASS: ClassVar[str] = "RewardData"
-    loss: RewardLoss = identity()
-    max_repetition: float = execution(1.0)
 
 
 class LabelledPairsPart(Part):

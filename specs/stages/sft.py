@@ -89,6 +89,31 @@ class SftLoss(Spec):
         return "cross-entropy" if self.prompt_weight == 0 else "weighted-cross-entropy"
 
 
+class AdaptedSegment(Segment):
+    """A segment that can train adapters. `data_seed` is also the seed of its new weights."""
+
+    data_seed: int = option(28)
+    lora: Lora | None = option(None)
+
+    @property
+    def adapters(self) -> Lora | None:
+        return self.lora
+
+    @property
+    def new_weights_seed(self) -> int:
+        return self.data_seed if self.seed is None else self.seed
+
+
+class SftSegment(SftLoss, AdaptedSegment):
+    """A resolved segment. Inputs: `conversations:<i>`, `tokenizer`, `parent`. A sample is a sequence of
+    conversations."""
+
+    DATA_CLASS: ClassVar[str] = "ConversationData"
+    repeats: list[Repeat] = identity(description="repeats in the order of the inputs")
+    packing: AnyPacking = option("best-fit")
+    longer: Literal["drop", "truncate"] = option("drop")
+
+
 class SftStage(SftLoss, FromParent, Training):
     """Trains on the assistant's turns, thoughts and tool calls; never on outputs of tools. Conversations in a
     sequence do not see each other."""
@@ -96,6 +121,7 @@ class SftStage(SftLoss, FromParent, Training):
     VERSION: ClassVar[int] = 1
     CHAT: ClassVar[bool] = True
     TRAINS_ON: ClassVar[str] = "conversations"
+    SEGMENT = SftSegment
     kind: Literal["sft"] = identity()
     carry: CarryField = carries("weights")
     conversations: Repeats = reference(
@@ -122,36 +148,7 @@ class SftStage(SftLoss, FromParent, Training):
     def adapters(self) -> Lora | None:
         return self.lora
 
-    @classmethod
-    def segment(cls) -> type[SftSegment]:
-        return SftSegment
-
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         if to == "cp" and self.inverse_rl is not None:
             return "inverse_rl compares a place with the next"
         return NO_FLOAT8 if to == "float8" and self.lora is not None else super().obstacle(to)
-
-
-class AdaptedSegment(Segment):
-    """A segment that can train adapters. `data_seed` is also the seed of its new weights."""
-
-    data_seed: int = option(28)
-    lora: Lora | None = option(None)
-
-    @property
-    def adapters(self) -> Lora | None:
-        return self.lora
-
-    @property
-    def new_weights_seed(self) -> int:
-        return self.data_seed if self.seed is None else self.seed
-
-
-class SftSegment(SftLoss, AdaptedSegment):
-    """A resolved segment. Inputs: `conversations:<i>`, `tokenizer`, `parent`. A sample is a sequence of
-    conversations."""
-
-    DATA_CLASS: ClassVar[str] = "ConversationData"
-    repeats: list[Repeat] = identity(description="repeats in the order of the inputs")
-    packing: AnyPacking = option("best-fit")
-    longer: Literal["drop", "truncate"] = option("drop")

@@ -22,87 +22,6 @@ from specs.settings import Carry, Lora, Phase, Precision, Settings, Training
 from specs.stages.base import FromCheckpoint, Part, Stage
 
 
-class TrainingStage(Stage):
-    """A stage whose parts are segments of training."""
-
-    RESULT: ClassVar[str] = "checkpoint"
-    MEASURES_LOSS: ClassVar[bool] = True
-    IN_LAYOUT: ClassVar[bool] = True
-    # further inputs of its segments: by role, the field that names a part
-    INPUTS: ClassVar[dict[str, str]] = {}
-    OBJECTIVE: ClassVar[str] = "cross-entropy"
-    TRAINS_ON: ClassVar[str] = "mixture"  # its data, resolved by `flows.planning.parts.training_data`
-    CHAT: ClassVar[bool] = False  # whether its model ends a turn, instead of a document
-
-    @classmethod
-    def segment(cls) -> type[Segment]:
-        return Segment
-
-    def segment_fields(self, settings: Settings) -> dict[str, Any]:
-        """The fields of its segments that follow from the stage: the settings of the phase, and the fields of
-        the kind, which have one name in stage and segment."""
-        if self.trains_on != "mixture":  # the settings of text are those of stages that start from this one
-            settings = settings.model_copy(update={"z_loss": 0.0, "packing": "concatenate"})
-        kind = type(self)
-        own = {
-            name
-            for base in self.segment().__mro__
-            if not issubclass(Segment, base)
-            for name in inspect.get_annotations(base)
-        }
-        common = {name for name in own & kind.model_fields.keys() if role_of(kind, name) != "reference"}
-        return dict(settings) | {name: getattr(self, name) for name in common}
-
-    @property
-    def trains_on(self) -> str:
-        return self.TRAINS_ON
-
-    def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
-        return OBJECTIVES[self.objective].pipeline_obstacle if to == "pp" else ""
-
-
-def _with_weights(carry: list[Carry]) -> list[Carry]:
-    if "weights" not in carry:
-        raise ValueError("a stage that starts from a checkpoint carries its weights; add weights to carry")
-    return carry
-
-
-CarryField = Annotated[list[Carry], AfterValidator(_with_weights)]
-
-
-def carries(*default: Carry) -> Any:
-    """The `carry` field of a kind, with its default."""
-    return identity(
-        default_factory=lambda: list(default),
-        description="what is taken over from the parent. weights: required; optimizer: its states; data:"
-        " samples that were drawn from the same mixture are not drawn again",
-    )
-
-
-class FromParent(TrainingStage, FromCheckpoint):
-    """A stage of one phase that begins with a checkpoint. Subclasses are `Training` as well."""
-
-    carry: CarryField = carries("weights")
-
-    def phases(self, name: str) -> list[Phase]:
-        assert isinstance(self, Training)
-        return [
-            Phase(name, name, ("stages", name), self, self.from_, carry=tuple(self.carry), chat=self.CHAT)
-        ]
-
-
-class ForwardPart(Part):
-    """A part of forward passes on the training engine."""
-
-    ON_ENGINE: ClassVar[bool] = True
-    model: ModelSpec = identity()
-    sequence_length: int = identity()
-    precision: Precision = identity(default_factory=Precision)
-    attention: str = execution("auto")
-    batch_size: int = execution(4, description="sequences per forward pass and data-parallel rank")
-    parallel: Parallel = execution(default_factory=Parallel)
-
-
 class Segment(Settings, Part):
     """A resolved segment of a phase. Inputs: `mixture`, `tokenizer`, and `parent` (a checkpoint) unless it
     starts from new weights; `packed:<i>` of each source of the mixture for best-fit packing; the mixtures
@@ -203,3 +122,84 @@ class Segment(Settings, Part):
     def sample_at(self, step: int) -> int:
         """Index, in the mixture, of the first sample of step `step + 1`."""
         return self.sample_offset + (step - self.start_step) * self.global_batch_size
+
+
+class TrainingStage(Stage):
+    """A stage whose parts are segments of training."""
+
+    RESULT: ClassVar[str] = "checkpoint"
+    MEASURES_LOSS: ClassVar[bool] = True
+    IN_LAYOUT: ClassVar[bool] = True
+    # further inputs of its segments: by role, the field that names a part
+    INPUTS: ClassVar[dict[str, str]] = {}
+    SEGMENT: ClassVar[type[Segment]] = Segment
+    TRAINS_ON: ClassVar[str] = "mixture"  # its data, resolved by `flows.planning.parts.training_data`
+    CHAT: ClassVar[bool] = False  # whether its model ends a turn, instead of a document
+
+    def segment_fields(self, settings: Settings) -> dict[str, Any]:
+        """The fields of its segments that follow from the stage: the settings of the phase, and the fields of
+        the kind, which have one name in stage and segment."""
+        if self.trains_on != "mixture":  # the settings of text are those of stages that start from this one
+            settings = settings.model_copy(update={"z_loss": 0.0, "packing": "concatenate"})
+        kind = type(self)
+        own = {
+            name
+            for base in self.SEGMENT.__mro__
+            if not issubclass(Segment, base)
+            for name in inspect.get_annotations(base)
+        }
+        common = {name for name in own & kind.model_fields.keys() if role_of(kind, name) != "reference"}
+        return dict(settings) | {name: getattr(self, name) for name in common}
+
+    @property
+    def objective(self) -> str:
+        return self.SEGMENT.OBJECTIVE
+
+    @property
+    def trains_on(self) -> str:
+        return self.TRAINS_ON
+
+    def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
+        return OBJECTIVES[self.objective].pipeline_obstacle if to == "pp" else ""
+
+
+def _with_weights(carry: list[Carry]) -> list[Carry]:
+    if "weights" not in carry:
+        raise ValueError("a stage that starts from a checkpoint carries its weights; add weights to carry")
+    return carry
+
+
+CarryField = Annotated[list[Carry], AfterValidator(_with_weights)]
+
+
+def carries(*default: Carry) -> Any:
+    """The `carry` field of a kind, with its default."""
+    return identity(
+        default_factory=lambda: list(default),
+        description="what is taken over from the parent. weights: required; optimizer: its states; data:"
+        " samples that were drawn from the same mixture are not drawn again",
+    )
+
+
+class FromParent(TrainingStage, FromCheckpoint):
+    """A stage of one phase that begins with a checkpoint. Subclasses are `Training` as well."""
+
+    carry: CarryField = carries("weights")
+
+    def phases(self, name: str) -> list[Phase]:
+        assert isinstance(self, Training)
+        return [
+            Phase(name, name, ("stages", name), self, self.from_, carry=tuple(self.carry), chat=self.CHAT)
+        ]
+
+
+class ForwardPart(Part):
+    """A part of forward passes on the training engine."""
+
+    ON_ENGINE: ClassVar[bool] = True
+    model: ModelSpec = identity()
+    sequence_length: int = identity()
+    precision: Precision = identity(default_factory=Precision)
+    attention: str = execution("auto")
+    batch_size: int = execution(4, description="sequences per forward pass and data-parallel rank")
+    parallel: Parallel = execution(default_factory=Parallel)

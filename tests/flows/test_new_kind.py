@@ -63,19 +63,16 @@ from specs.base import identity
 from specs.settings import MixtureTraining
 from specs.stages.training import CarryField, FromParent, Segment, carries
 
-class PolishStage(FromParent, MixtureTraining):
-    """Trains on."""
-    VERSION: ClassVar[int] = 1
-    kind: Literal["polish"] = identity()
-    carry: CarryField = carries("weights", "optimizer", "data")
-
-    @classmethod
-    def segment(cls) -> type[Segment]:
-        return PolishSegment
-
 class PolishSegment(Segment):
     """Resolved."""
     shine: int = identity(3)
+
+class PolishStage(FromParent, MixtureTraining):
+    """Trains on."""
+    VERSION: ClassVar[int] = 1
+    SEGMENT = PolishSegment
+    kind: Literal["polish"] = identity()
+    carry: CarryField = carries("weights", "optimizer", "data")
 '''
     )
 }
@@ -90,27 +87,18 @@ from specs.units import Reference
 
 OBJECTIVES["ipo"] = ObjectiveFacts(rows="completions", recomputes_logits=True)
 
+class IpoSegment(DpoSegment):
+    """Resolved. Further input: `unit`."""
+    OBJECTIVE: ClassVar[str] = "ipo"
+    DATA_CLASS: ClassVar[str] = "apertus_model.trainer.objectives.ipo:IpoData"
+
 class IpoStage(DpoStage):
     """Brings differences of log-ratios to one value (arXiv 2310.12036), in units that a corpus gives."""
     VERSION: ClassVar[int] = 1
+    SEGMENT = IpoSegment
     INPUTS: ClassVar[dict[str, str]] = {"unit": "unit_of"}
     kind: Literal["ipo"] = identity()
     unit_of: Reference = reference(to="corpus")
-
-    @classmethod
-    def segment(cls):
-        return IpoSegment
-
-class IpoSegment(DpoSegment):
-    """Resolved. Further input: `unit`."""
-
-    @property
-    def objective(self):
-        return "ipo"
-
-    @property
-    def data_class(self):
-        return "apertus_model.trainer.objectives.ipo:IpoData"
 '''
     ),
     "apertus_model/trainer/objectives/ipo.py": (

@@ -94,7 +94,7 @@ def _add_segment(
     if (of_kind := OF_KIND.get(stage.kind)) is not None:
         own_inputs, own_fields = of_kind(builder, stage, phase, planned, name, inputs, fields)
         inputs, fields = inputs | own_inputs, fields | own_fields
-    segment = stage.segment()(**fields)
+    segment = stage.SEGMENT(**fields)
     tokens = planned.steps * segment.tokens_per_step
     node = builder.node(
         name,
