@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
@@ -31,23 +32,22 @@ Role = Literal["identity", "execution", "reference"]
 FINGERPRINT_FORMAT = 1  # `apertus verify` recomputes stored fingerprints, and knows this format only
 
 
-class _NoNeutral:
-    """The default of `neutral`: the field is hashed whatever its value."""
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What a field declares besides its type."""
+
+    role: Role
+    neutral: Any = PydanticUndefined  # the value that is not hashed, if there is one
+    location: bool = False  # whether it has paths
+    results: tuple[str, ...] = ()  # that the stages it names may have; empty if it names no stage
 
 
-def _field(role: Role, default: Any, neutral: Any = _NoNeutral, **options: Any) -> Any:
-    if "default_factory" in options:
-        info: FieldInfo = Field(json_schema_extra={"x-role": role}, **options)
-    else:
-        info = Field(default, json_schema_extra={"x-role": role}, **options)
-    if neutral is not _NoNeutral:
-        info.metadata.append(_Neutral(neutral))
+def _field(facts: Facts, default: Any, options: dict[str, Any]) -> Any:
+    if "default_factory" not in options:
+        options["default"] = default
+    info: FieldInfo = Field(json_schema_extra={"x-role": facts.role}, **options)
+    info.metadata.append(facts)
     return info
-
-
-class _Neutral:
-    def __init__(self, value: Any) -> None:
-        self.value = value
 
 
 class _WithoutCredentials:
@@ -67,18 +67,9 @@ def _checked(value: Any) -> Any:
     return value
 
 
-class _Location:
-    """The mark of a field with paths."""
-
-
-class _To:
-    def __init__(self, results: tuple[str, ...]) -> None:
-        self.results = results
-
-
-def identity(default: Any = PydanticUndefined, *, neutral: Any = _NoNeutral, **options: Any) -> Any:
+def identity(default: Any = PydanticUndefined, *, neutral: Any = PydanticUndefined, **options: Any) -> Any:
     """A field that changes the result; part of the fingerprint unless its value equals `neutral`."""
-    return _field("identity", default, neutral, **options)
+    return _field(Facts("identity", neutral), default, options)
 
 
 def option(default: Any = PydanticUndefined, **options: Any) -> Any:
@@ -92,25 +83,21 @@ def option(default: Any = PydanticUndefined, **options: Any) -> Any:
 
 def execution(default: Any = PydanticUndefined, **options: Any) -> Any:
     """A field that says where or how; recorded, never part of a fingerprint."""
-    return _field("execution", default, **options)
+    return _field(Facts("execution"), default, options)
 
 
 def location(default: Any = PydanticUndefined, **options: Any) -> Any:
     """An execution field with paths or URLs. A relative path begins in the folder of the file that states
     it (`specs.locations`)."""
-    info = execution(default, **options)
-    info.metadata.append(_Location())
-    return info
+    return _field(Facts("execution", location=True), default, options)
 
 
 def reference(default: Any = PydanticUndefined, *, to: str | tuple[str, ...] = (), **options: Any) -> Any:
     """A field that names other stages or sources; the planner turns it into inputs with fingerprints.
     `to`: the results (`Stage.result`) that the named stages may have; empty for a field that names no
     stage."""
-    info = _field("reference", default, **options)
-    if to:
-        info.metadata.append(_To((to,) if isinstance(to, str) else to))
-    return info
+    results = (to,) if isinstance(to, str) else to
+    return _field(Facts("reference", results=results), default, options)
 
 
 class Strict(BaseModel):
@@ -129,7 +116,7 @@ class Spec(Strict):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
         for name, info in cls.model_fields.items():
-            role_of(cls, name)
+            facts_of(cls, name)
             if _WithoutCredentials not in info.metadata:
                 info.metadata.append(_WithoutCredentials)  # before the class is built
 
@@ -156,15 +143,12 @@ class Spec(Strict):
     def identity_fields(self) -> dict[str, Any]:
         """The identity fields as plain JSON values, without those that have their neutral value."""
         values: dict[str, Any] = {}
-        for name, info in type(self).model_fields.items():
-            if role_of(type(self), name) != "identity":
+        for name in type(self).model_fields:
+            if (facts := facts_of(type(self), name)).role != "identity":
                 continue
-            value = getattr(self, name)
-            if any(
-                isinstance(mark, _Neutral) and encode(mark.value) == encode(value) for mark in info.metadata
-            ):
-                continue
-            values[name] = encode(value)
+            value = encode(getattr(self, name))
+            if facts.neutral is PydanticUndefined or value != encode(facts.neutral):
+                values[name] = value
         return values
 
 
@@ -179,26 +163,13 @@ def _texts(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def role_of(cls: type[BaseModel], name: str) -> Role:
-    """The declared role of a field. Raises TypeError if it has none."""
-    extra = cls.model_fields[name].json_schema_extra
-    role = extra.get("x-role") if isinstance(extra, dict) else None
-    if role not in ("identity", "execution", "reference"):
-        raise TypeError(
-            f"{cls.__name__}.{name} declares no role: use identity(), execution() or reference() from"
-            " specs.base"
-        )
-    return role  # type: ignore[return-value]  # checked above
-
-
-def results_of(info: FieldInfo) -> tuple[str, ...]:
-    """The results that the stages named by a field may have; empty for a field that names no stage."""
-    return next((mark.results for mark in info.metadata if isinstance(mark, _To)), ())
-
-
-def is_location(info: FieldInfo) -> bool:
-    """Whether a field has paths."""
-    return any(isinstance(mark, _Location) for mark in info.metadata)
+def facts_of(cls: type[BaseModel], name: str) -> Facts:
+    """What a field declares. Raises TypeError if it has no role."""
+    for mark in cls.model_fields[name].metadata:
+        if isinstance(mark, Facts):
+            return mark
+    functions = "identity(), execution() or reference() from specs.base"
+    raise TypeError(f"{cls.__name__}.{name} declares no role: use {functions}")
 
 
 def encode(value: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from specs.base import Spec, results_of
+from specs.base import Spec, facts_of
 from specs.errors import FieldPath, SpecError
 from specs.pipeline import Pipeline
 from specs.server import Server
@@ -76,7 +76,8 @@ def servers(at: FieldPath, spec: Spec) -> Iterator[tuple[FieldPath, Server]]:
 @cache
 def _fields(kind: type[Spec]) -> list[tuple[str, str, tuple[str, ...]]]:
     """The name of each field, its name in a recipe, and the results that it may name."""
-    return [(name, info.alias or name, results_of(info)) for name, info in kind.model_fields.items()]
+    fields = kind.model_fields.items()
+    return [(name, info.alias or name, facts_of(kind, name).results) for name, info in fields]
 
 
 def _items(path: FieldPath, value: Any) -> Iterator[tuple[FieldPath, Any]]:

@@ -12,7 +12,7 @@ import re
 from pathlib import PurePath
 from typing import Any, TypeVar
 
-from specs.base import Spec, is_location
+from specs.base import Spec, facts_of
 from specs.document import Document
 from specs.errors import FieldPath
 from specs.units import HUGGING_FACE, Reference
@@ -46,8 +46,8 @@ def located(spec: S, document: Document, path: FieldPath = ()) -> S:
     them, too."""
     changed = {}
     for name, info in type(spec).model_fields.items():
-        value = getattr(spec, name)
-        resolved = _located(value, document, (*path, info.alias or name), is_location(info))
+        value, is_path = getattr(spec, name), facts_of(type(spec), name).location
+        resolved = _located(value, document, (*path, info.alias or name), is_path)
         if resolved != value:
             changed[name] = resolved
     return spec.model_copy(update=changed) if changed else spec

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Discriminator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from specs.base import Spec, role_of
+from specs.base import Spec, facts_of
 from specs.capabilities import OPTIMIZERS
 from specs.pipeline import Pipeline
 from specs.stages.base import Stage
@@ -47,7 +47,7 @@ def table(model: type[BaseModel]) -> str:
             cells = [
                 _type(field.annotation),
                 _default(field),
-                role_of(model, name),
+                facts_of(model, name).role,
                 plain(field.description or ""),
             ]
             lines.append(f"| `{field.alias or name}` | " + " | ".join(cells) + " |")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator
 
-from specs.base import execution, identity, option, role_of
+from specs.base import execution, facts_of, identity, option
 from specs.capabilities import OBJECTIVES
 from specs.launch import Parallel
 from specs.model import ModelSpec
@@ -148,7 +148,7 @@ class TrainingStage(Stage):
             if not issubclass(Segment, base)
             for name in inspect.get_annotations(base)
         }
-        common = {name for name in own & kind.model_fields.keys() if role_of(kind, name) != "reference"}
+        common = {name for name in own & kind.model_fields.keys() if facts_of(kind, name).role != "reference"}
         return dict(settings) | {name: getattr(self, name) for name in common}
 
     @property

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from specs.base import Spec, is_location, role_of
+from specs.base import Spec, facts_of
 from specs.document import Document, Origin
 from specs.locations import absolute, absolute_model, located
 from specs.pipeline import Pipeline
@@ -184,8 +184,8 @@ MODELS = sorted(
 FIELDS = [
     pytest.param(model, name, id=f"{model.__qualname__}.{name}")
     for model in MODELS
-    for name, info in model.model_fields.items()
-    if is_location(info)
+    for name in model.model_fields
+    if facts_of(model, name).location
 ]
 
 
@@ -216,6 +216,7 @@ def test_every_execution_field_with_a_text_is_a_path_or_is_known_as_none() -> No
         for model in MODELS
         if not model.__module__.endswith("profiles")
         for name, info in model.model_fields.items()
-        if role_of(model, name) == "execution" and has_text(info.annotation) and not is_location(info)
+        if (facts := facts_of(model, name)).role == "execution" and not facts.location
+        if has_text(info.annotation)
     }
     assert found == NO_PATHS
