@@ -25,8 +25,7 @@ from specs.base import Strict
 from specs.errors import some_of
 from specs.rewards import CLASSIFIER_FILES
 from specs.scoring import CHARACTERS_PER_TOKEN, FASTTEXT_CHARACTERS
-from specs.stages.classifier import Encoder
-from specs.stages.scores import ScoresPart
+from specs.stages.classifier import Encoder, ScoresPart
 
 NAME = "classifier.json"
 MODEL = {"mlp": "model.safetensors", "fasttext": "model.bin"}

@@ -20,7 +20,7 @@ from apertus_model.trainer.checkpoint import STEP, raise_cause
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.process import engine_process
 from infra.store import Attempt
-from specs.stages.import_model import ImportModelPart
+from specs.stages.hugging_face import ImportModelPart
 
 RESULT = 1  # the step of the checkpoint
 

@@ -14,7 +14,7 @@ from apertus_model.stop import StopSignal
 from infra.store import Attempt
 from infra.store.inputs import SourceError
 from specs.sources import resolve_url
-from specs.stages.model_folder import ModelFolderPart
+from specs.stages.hugging_face import ModelFolderPart
 
 
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:

@@ -12,7 +12,7 @@ from apertus_model.data.tokens.stream import document_sizes
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Attempt
-from specs.stages.packing import PackingPart
+from specs.stages.training import PackingPart
 
 
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:

@@ -25,7 +25,7 @@ from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import prepare_process
 from apertus_model.work import Result, run_units
 from infra.store import Artifact, Attempt
-from specs.stages.scores import ScoresPart
+from specs.stages.classifier import ScoresPart
 
 SCHEMA = pa.schema([("file", pa.int32()), ("hash", pa.uint64()), ("score", pa.float32())])
 BINS = 20

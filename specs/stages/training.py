@@ -203,3 +203,12 @@ class ForwardPart(Part):
     attention: str = execution("auto")
     batch_size: int = execution(4, description="sequences per forward pass and data-parallel rank")
     parallel: Parallel = execution(default_factory=Parallel)
+
+
+class PackingPart(Part):
+    """The resolved packing of a corpus: a training stage with `packing: best-fit` has one per corpus. Input:
+    `corpus`. The rows are a function of the documents and the sequence length alone."""
+
+    PLAN_DEPENDS: ClassVar[bool] = True
+    VERSION: ClassVar[int] = 1
+    sequence_length: int = identity(ge=2)

@@ -15,7 +15,7 @@ from flows.planning.estimate.training import PartEstimate
 from specs.launch import Launch
 from specs.layout import misfits
 from specs.stages.export import ExportPart
-from specs.stages.model_folder import ModelFolderPart
+from specs.stages.hugging_face import ModelFolderPart
 from specs.stages.training import Segment
 
 # accepted factor from the best interval, up or down; the expected loss is up to about 1.7 times the least

@@ -30,10 +30,9 @@ from specs.filters import NearDuplicatesFilter
 from specs.hugging_face_files import Stored
 from specs.sources import COMPRESSED_INSIDE, TOKENISED, resolve_url
 from specs.stages.base import DocumentsPart
-from specs.stages.classifier import ClassifierPart, FastText
+from specs.stages.classifier import ClassifierPart, FastText, ScoresPart
 from specs.stages.conversations import ConversationSource, ConversationsPart
 from specs.stages.corpus import CorpusPart, CorpusSource
-from specs.stages.scores import ScoresPart
 from specs.stages.tokenizer import TokenizerPart
 
 RATES = {  # bytes per second of one core: bytes of text, for `shuffle` bytes of tokens

@@ -11,12 +11,12 @@ from flows.planning.graph import Node
 from infra.store.hugging_face import stored_model
 from specs.capabilities import WIDTHS
 from specs.stages.base import Part
-from specs.stages.classifier import ClassifierPart, Encoder, FeaturesPart
+from specs.stages.classifier import ClassifierPart, Encoder, FeaturesPart, ScoresPart
 from specs.stages.conversations import ConversationsPart
 from specs.stages.distill import TeacherTokensPart
 from specs.stages.evaluate_reward import EvaluateRewardPart
 from specs.stages.export import ExportPart
-from specs.stages.model_folder import ModelFolderPart
+from specs.stages.hugging_face import ModelFolderPart
 from specs.stages.preference_data import (
     CompletionsPart,
     LogProbabilitiesPart,
@@ -24,7 +24,6 @@ from specs.stages.preference_data import (
     PromptsPart,
     RewardsPart,
 )
-from specs.stages.scores import ScoresPart
 
 
 def _prompts(known: Known, node: Node) -> Number:

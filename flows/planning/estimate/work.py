@@ -17,7 +17,7 @@ from infra.store import Artifact, Store, StoreError
 from infra.store.documents import Manifest
 from specs.model import ModelSpec
 from specs.stages.export import ExportPart
-from specs.stages.model_folder import ModelFolderPart
+from specs.stages.hugging_face import ModelFolderPart
 
 SOURCES = ("measured", "declared", "files", "at most")  # the least certain last
 

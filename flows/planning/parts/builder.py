@@ -28,8 +28,7 @@ from specs.stages import STAGES
 from specs.stages.base import Part
 from specs.stages.export import ExportPart
 from specs.stages.gates import Gated
-from specs.stages.import_model import ImportModelPart
-from specs.stages.model_folder import ModelFolderPart
+from specs.stages.hugging_face import ImportModelPart, ModelFolderPart
 from specs.stages.rewrite import RewriteStage
 from specs.stages.tokenizer import TokenizerPart, TokenizerStage
 from specs.trajectory import Point, Trajectory, candidates, phase_of, point_of

@@ -20,10 +20,16 @@ from specs.foreign import MAX_BYTES, ForeignError, check_length, parse_json
 from specs.rewards import CLASSIFIER_FILES
 from specs.scoring import CHARACTERS_PER_TOKEN, TOKENS, ScoreModel, percentile_name
 from specs.sources import CONVERSATIONAL, TABLES, SourceSpec
-from specs.stages.classifier import ClassifierPart, ClassifierStage, Encoder, FeaturesPart, Perceptron
+from specs.stages.classifier import (
+    ClassifierPart,
+    ClassifierStage,
+    Encoder,
+    FeaturesPart,
+    Perceptron,
+    ScoresPart,
+)
 from specs.stages.conversations import ConversationsStage
 from specs.stages.corpus import CorpusStage
-from specs.stages.scores import ScoresPart
 
 WEIGHTS, TOKENIZER = (".safetensors",), ("tokenizer.json", "vocab.txt", "vocab.json", ".model")
 FOLDER = "name a folder with config.json, safetensors and a tokenizer."

@@ -17,11 +17,10 @@ from flows.planning.parts.preferences import (
 from specs.errors import FieldPath
 from specs.settings import Phase
 from specs.stages.dpo import DpoStage
-from specs.stages.packing import PackingPart
 from specs.stages.preference_training import PreferenceTraining
 from specs.stages.reward_model import LabelledPairsPart, RewardModelStage
 from specs.stages.sft import SftStage
-from specs.stages.training import TrainingStage
+from specs.stages.training import PackingPart, TrainingStage
 from specs.trajectory import SegmentPlan, Trajectory
 from specs.units import Reference
 

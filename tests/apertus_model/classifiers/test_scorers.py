@@ -12,8 +12,7 @@ import pytest
 from apertus_model.classifiers.fast_text import train
 from apertus_model.classifiers.scorers import open_scorer
 from apertus_model.classifiers.transformer import ClassifierError
-from specs.stages.classifier import FastText
-from specs.stages.scores import ScoresPart
+from specs.stages.classifier import FastText, ScoresPart
 from tests.apertus_model.encoders import language_texts, write_encoder
 
 TEXTS = [text for _, text in language_texts()[::9]]

@@ -23,7 +23,7 @@ from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from infra.store import Store
 from specs.hugging_face import HuggingFaceError, hugging_face_config
 from specs.model import ModelSpec
-from specs.stages.import_model import ImportModelPart
+from specs.stages.hugging_face import ImportModelPart
 from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 from tests.numerics import Numerics, largest_difference
 
@@ -245,7 +245,7 @@ from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from infra.store import Store
 from specs.model import ModelSpec
 from specs.stages.export import ExportPart
-from specs.stages.import_model import ImportModelPart
+from specs.stages.hugging_face import ImportModelPart
 from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 
 class Tokenizer:

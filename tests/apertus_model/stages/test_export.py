@@ -27,7 +27,7 @@ from specs.mamba import Mamba
 from specs.model import RopeScaling
 from specs.settings import Lora
 from specs.stages.export import ExportPart
-from specs.stages.import_model import ImportModelPart
+from specs.stages.hugging_face import ImportModelPart
 from specs.stages.preference_data import RewardsPart
 from tests.apertus_model.harness import segment
 from tests.apertus_model.stages.training import SPEC, Stages, weights_of

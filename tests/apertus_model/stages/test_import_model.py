@@ -16,7 +16,7 @@ from specs.hugging_face import HuggingFaceError, hugging_face_config, older_rope
 from specs.job import InputRef
 from specs.model import ModelSpec
 from specs.stages.export import ExportPart
-from specs.stages.import_model import ImportModelPart
+from specs.stages.hugging_face import ImportModelPart
 from tests.infra.faults import flip_what_is_written
 from tests.jobs import checkpoint_at, input_at
 

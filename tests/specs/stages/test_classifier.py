@@ -1,4 +1,4 @@
-"""The fields of a classifier stage."""
+"""The fields of a classifier stage, and the model that a worker holds for scores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from specs.stages.classifier import ClassifierStage, Perceptron
+from specs.launch import Launch, Parallel
+from specs.stages.classifier import ClassifierStage, Perceptron, ScoresPart
 
 SOURCES = {"one": {"label": "b"}, "two": {"label": "a"}}
 
@@ -52,3 +53,13 @@ def test_metrics_are_known_where_sources_have_whole_labels() -> None:
 def test_fields_that_contradict_each_other_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         stage(**changes)
+
+
+@pytest.mark.parametrize(
+    ("method", "role"), [("fasttext", None), ("mlp", "encoder"), ("sequence-classifier", "model")]
+)
+def test_a_worker_has_a_gpu_for_its_encoder_or_classifier(method: str, role: str | None) -> None:
+    part = ScoresPart.model_construct(method=method)
+    held = part.held_model
+    assert (held.role if held is not None else None) == role
+    assert part.gpus_of_worker(Launch(processes=4, parallel=Parallel(tp=4))) == (role is not None)

@@ -13,7 +13,7 @@ from flows.planning.plan import Plan, make
 from infra.store import Store
 from specs.errors import SpecError
 from specs.recipe import load
-from specs.stages.scores import ScoresPart
+from specs.stages.classifier import ScoresPart
 from tests.flows.comparing import changed
 from tests.flows.conftest import finish
 

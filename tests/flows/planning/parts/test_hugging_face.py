@@ -22,7 +22,7 @@ from infra.store import Store
 from specs.errors import SpecError
 from specs.recipe import load
 from specs.stages.export import ExportPart
-from specs.stages.import_model import ImportModelPart
+from specs.stages.hugging_face import ImportModelPart
 from specs.stages.training import Segment
 from tests.flows.conftest import finish
 from tests.models import MODEL, model_folder

@@ -14,7 +14,7 @@ from flows.provenance import lineage
 from infra.store import Store
 from specs.errors import SpecError
 from specs.recipe import load
-from specs.stages.model_folder import ModelFolderPart
+from specs.stages.hugging_face import ModelFolderPart
 from tests.flows.conftest import finish
 from tests.models import model_folder, other_model_folder
 from tests.recipes import write_recipe
