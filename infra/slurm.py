@@ -48,12 +48,8 @@ class SlurmError(RuntimeError):
     """A job that could not be submitted, or ended without a result. Another attempt may succeed."""
 
 
-class SlurmMissing(StageError):
-    """This machine has no Slurm."""
-
-
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command of Slurm, which fails after `ANSWER_SECONDS`. SlurmMissing where there is none."""
+    """Runs a command of Slurm, which fails after `ANSWER_SECONDS`. StageError where there is none."""
     try:
         return subprocess.run(
             words,
@@ -70,7 +66,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
         fix = (
             "start the pipeline where Slurm is, or set 'executor: local' and a profile with 'launcher: local'"
         )
-        raise SlurmMissing(f"this machine has no '{words[0]}'. Fix: {fix}") from error
+        raise StageError(f"this machine has no '{words[0]}'. Fix: {fix}") from error
 
 
 def flags(options: Options) -> list[str]:

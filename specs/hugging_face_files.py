@@ -24,7 +24,15 @@ class Kind(Foreign):
     auto_map: dict[str, Any] | None = None
 
 
-class Config(Foreign):
+class Generation(Foreign):
+    """The fields of `generation_config.json` that are read; `config.json` may have them, too."""
+
+    bos_token_id: Id | None = None
+    eos_token_id: Ids = None
+    pad_token_id: Id | None = None
+
+
+class Config(Generation):
     """The fields of `config.json` that are read. `ModelSpec` bounds the dimensions."""
 
     vocab_size: int
@@ -40,9 +48,6 @@ class Config(Foreign):
     rms_norm_eps: float = 1e-5
     initializer_range: float = 0.02
     max_position_embeddings: int = Field(65_536, gt=0, le=MOST)
-    bos_token_id: Id | None = None
-    eos_token_id: Ids = None
-    pad_token_id: Id | None = None
     # fields of the classes that exports ship
     layer_schedule: list[Any] | None = None
     layer_schedule_of: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -52,7 +57,7 @@ class Config(Foreign):
     mamba_decay: bool = True
 
 
-class OtherConfig(Foreign):
+class OtherConfig(Generation):
     """The fields of the `config.json` of another architecture that are read. Each of its lengths is the
     context, under the name that some architecture gives it."""
 
@@ -60,9 +65,6 @@ class OtherConfig(Foreign):
     n_positions: int | None = Field(None, gt=0, le=MOST)
     max_sequence_length: int | None = Field(None, gt=0, le=MOST)
     max_seq_len: int | None = Field(None, gt=0, le=MOST)
-    bos_token_id: Id | None = None
-    eos_token_id: Ids = None
-    pad_token_id: Id | None = None
 
     @property
     def context(self) -> int:
@@ -74,14 +76,6 @@ class OtherConfig(Foreign):
             self.max_seq_len,
         )
         return next((length for length in lengths if length is not None), MOST)
-
-
-class Generation(Foreign):
-    """The fields of `generation_config.json` that are read."""
-
-    bos_token_id: Id | None = None
-    eos_token_id: Ids = None
-    pad_token_id: Id | None = None
 
 
 class Stored(Foreign):

@@ -172,7 +172,7 @@ class JobArrays:
 
     def submit(self, number: int, shares: str, workers: int) -> None:
         """Submits array `number`, whose element `i` runs `apertus_model.work.worker STORE shares i`.
-        SlurmError when sbatch refuses it, SlurmMissing when there is no sbatch."""
+        SlurmError when sbatch refuses it, StageError when there is no sbatch."""
         logs = self._folder / "logs"
         logs.mkdir(exist_ok=True)
         script = self._folder / f"workers-{number}.sh"

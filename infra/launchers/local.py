@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from infra.launchers.warm import ForkedStage, ServerLost, server_for
 from infra.liveness import STOP_SIGNALS, python_path
@@ -238,12 +239,14 @@ class Process(LimitedAttempt):
                 on_line(line)
 
 
-def start_process(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Starts a process in a session of its own, with pipes for its standard input and output."""
+def start_process(
+    command: list[str], environment: Mapping[str, str], output: int | IO[bytes] = subprocess.PIPE
+) -> subprocess.Popen[bytes]:
+    """Starts a process in a session of its own, with pipes for its standard input and, by default, output."""
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.STDOUT,
         env={**environment},
         start_new_session=True,

@@ -31,6 +31,7 @@ from infra.launchers.local import (
     error_of,
     stacks_of,
     stage_environment,
+    start_process,
 )
 from infra.liveness import python_path
 from infra.ray_cluster import (
@@ -103,14 +104,8 @@ class NodeProcess:
         file.write_text(inside.model_dump_json(indent=1))
         own = {"PYTHONPATH": python_path(), "TORCHELASTIC_ERROR_FILE": str(self._folder / TORCHRUN_ERROR)}
         with open(self._folder / "log.txt", "wb") as log:
-            self._process = subprocess.Popen(
-                [program[0] or sys.executable, *program[1:], str(file)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | environment | own,
-                start_new_session=True,
-            )
+            command = [program[0] or sys.executable, *program[1:], str(file)]
+            self._process = start_process(command, os.environ | environment | own, log)
         return self.look()
 
     def look(self) -> News:

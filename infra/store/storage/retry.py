@@ -109,10 +109,7 @@ class Retry:
             except Exception as error:
                 if isinstance(error, OSError) and is_full(error):
                     full = f"there is no space left: {what} ({error.strerror})"
-                    fix = (
-                        "Nothing that was committed is damaged; free space, or raise the quota, and run again"
-                    )
-                    raise StorageError(error.errno, f"{full}. {fix}") from error
+                    raise StorageError(error.errno, f"{full}. {AFTER_FULL}") from error
                 if not is_transient(error):
                     raise
                 text = f"{type(error).__name__}: {error}"

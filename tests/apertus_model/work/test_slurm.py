@@ -19,7 +19,6 @@ from apertus_model.stop import StopSignal
 from apertus_model.work.cluster import JobArrays, Stopped
 from apertus_model.work.units import MOST_LOSSES, WorkerLost
 from infra import slurm
-from infra.slurm import SlurmMissing
 from infra.store import Artifact
 from specs.errors import StageError
 from tests.apertus_model.attempts import stored_bytes, units_of, workers
@@ -317,7 +316,7 @@ def test_a_machine_without_slurm_is_an_error_with_the_missing_command(
     bench: Any, documents: Path, tokenizer: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(SlurmMissing, match=r"no 'sbatch'. Fix: .*executor: local"):
+    with pytest.raises(StageError, match=r"no 'sbatch'. Fix: .*executor: local"):
         bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, launch=SLURM)
 
 

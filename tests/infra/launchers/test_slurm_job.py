@@ -15,7 +15,7 @@ from infra import slurm
 from infra.launchers import launch_job
 from infra.launchers.local import TAIL_LINES
 from infra.launchers.slurm_job import SlurmJob
-from infra.slurm import SlurmMissing
+from specs.errors import StageError
 from specs.launch import Launch
 from specs.profiles import Profile
 from specs.units import Duration
@@ -126,7 +126,7 @@ def test_a_machine_without_slurm_is_an_error_with_the_missing_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(SlurmMissing, match="no 'sbatch'"):
+    with pytest.raises(StageError, match="no 'sbatch'"):
         SlurmJob(job_in(tmp_path), Launch(processes=1, threads=1), PROFILE, distributed=True).run(
             print, print
         )
