@@ -224,10 +224,8 @@ def make(
         plan.graph.notes.append(f"what changed since the last run is not known: {records.problem}")
     if store.without_checksum:
         documents = some_of(sorted(store.without_checksum))
-        plan.graph.notes.append(
-            f"stored without a checksum, so that a change would not be noticed: {documents};"
-            " `apertus verify --all --fix` adds it"
-        )
+        unnoticed = "stored without a checksum, so that a change would not be noticed"
+        plan.graph.notes.append(f"{unnoticed}: {documents}")
     return plan
 
 

@@ -6,9 +6,9 @@ which the fields that others compute with are checked.
 
 A document is stored with a checksum of its own content (`sealed`), which is compared each time it is read
 (`unsealed`): `Store.write_document` and `Store.read_document` do this, and `infra.store.inputs` for each line
-of a list of files. Documents without a checksum, from an earlier release or another program, are read;
-`apertus verify --fix` adds it. Two kinds never have one: `format.json`, of which one content is accepted, and
-the files of a lease, on which no data depend (`infra.store.writing.lease`).
+of a list of files. Documents of other programs may have none: they are read, and named by plans and
+`apertus verify`. Two kinds never have one: `format.json`, of which one content is accepted, and the files of
+a lease, on which no data depend (`infra.store.writing.lease`).
 
 Invariants: a document that passes has every field that is named here, of the type that is named here. It is
 written with the fields that were stated, its checksum, and with no others.
@@ -331,5 +331,5 @@ def unsealed(document: Any) -> tuple[Any, bool]:
 
 
 def with_checksum(data: bytes) -> bytes:
-    """The bytes that a document is stored as, from those of the document with or without its checksum."""
-    return to_json(sealed(unsealed(json.loads(data))[0]))
+    """The bytes that a document is stored as, from those of the document without its checksum."""
+    return to_json(sealed(json.loads(data)))

@@ -24,7 +24,7 @@ import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from infra.store.documents import InputFile, Lock, check, sealed, unsealed
+from infra.store.documents import InputFile, Lock, check, sealed
 from infra.store.storage.access import check_settings, fix_of
 from infra.store.storage.listing import tree
 from infra.store.store import CHUNK, Store, StoreError
@@ -266,11 +266,6 @@ def lock(store: Store, listing: Listing, digest: str) -> None:
 
 def _lines(rows: Iterable[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(sealed(row)) + "\n" for row in rows).encode()
-
-
-def list_with_checksums(data: bytes) -> bytes:
-    """The bytes of a record of files with a checksum in each line, from those with or without."""
-    return _lines(unsealed(json.loads(line))[0] for line in data.splitlines())
 
 
 def recorded_files(store: Store, digest: str) -> list[InputFile] | None:

@@ -100,7 +100,7 @@ def copied(sound: Path, folder: Path) -> Store:
 
 
 def without_checksum(file: Path, **fields: object) -> None:
-    """Makes a document one of an earlier release, and states other fields."""
+    """Makes a document one of a program that adds no checksum, and states other fields."""
     document = json.loads(file.read_text()) | fields
     document.pop("checksum", None)
     file.write_text(json.dumps(document))

@@ -21,18 +21,16 @@ if TYPE_CHECKING:
 def verify_command(
     spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="check the artifacts of SPEC")] = None,
     everything: Annotated[bool, typer.Option("--all", help="check the whole store")] = False,
-    fix: Annotated[
-        bool, typer.Option("--fix", help="withdraw what is damaged, to be made again; add missing checksums")
-    ] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="withdraw what is damaged, to be made again")] = False,
     store: StoreOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Read everything that is stored and compare it with its digests. Ends with 1 when something is damaged,
-    or has no checksum yet."""
+    or has no checksum."""
     from flows.planning.parts import build
     from infra.store import Store, StoreError
-    from infra.store.maintenance.verify import add_checksums, verify, withdraw
+    from infra.store.maintenance.verify import verify, withdraw
     from specs.pipeline import DEFAULT_STORE
     from specs.recipe import load
 
@@ -61,13 +59,11 @@ def verify_command(
             opened, chosen, lambda done, total: progress.update(bar, completed=done, total=total)
         )
     withdrawn = withdraw(opened, verified.damages) if fix else []
-    if fix:
-        add_checksums(opened, verified.without_checksum)
     if as_json:
         print_json(to_json(opened, verified, withdrawn))
     else:
-        show(console, opened, verified, withdrawn, fixed=fix)
-    if verified.damages or (verified.without_checksum and not fix):
+        show(console, opened, verified, withdrawn)
+    if verified.damages or verified.without_checksum:
         raise typer.Exit(1)
 
 
@@ -97,13 +93,13 @@ def to_json(store: Store, verified: Verified, withdrawn: list[str]) -> dict[str,
     }
 
 
-def show(console: Console, store: Store, verified: Verified, withdrawn: list[str], *, fixed: bool) -> None:
+def show(console: Console, store: Store, verified: Verified, withdrawn: list[str]) -> None:
     mebibytes = f"{verified.bytes / 2**20:,.1f} MiB"
     amount = f"{verified.markers} markers and {verified.files} files of {mebibytes} in {store.url}"
     if verified.without_checksum:
         documents = escape(some_of(verified.without_checksum))
-        line = f"checksum added: {documents}" if fixed else f"no checksum: {documents}; --fix adds it"
-        console.print(line, soft_wrap=True)
+        fix = "their writers can add it (docs/data_formats.md)"
+        console.print(f"no checksum: {documents}; {fix}", soft_wrap=True)
     if not verified.damages:
         console.print(f"{escape(amount)} are what was committed.", soft_wrap=True)
         return

@@ -4,7 +4,7 @@ fingerprint in the name of its folder, and every file that a marker names, piece
 Invariants: `verify` only reads. `withdraw` moves markers below `damaged/`; files stay where they are. It
 withdraws the markers that name a damaged file, so the next run finds the artifact missing and makes it again.
 The mark of a protected stage is never withdrawn. Stages that read a damaged artifact are named and kept: they
-compared its digests when they read it. `add_checksums` changes nothing that documents state.
+compared its digests when they read it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from infra.store.documents import Lock, Protected, Run, with_checksum
+from infra.store.documents import Lock, Protected, Run
 from infra.store.files.reader import CheckedFile, in_order
-from infra.store.inputs import ROWS, list_with_checksums, recorded_files
+from infra.store.inputs import ROWS, recorded_files
 from infra.store.reading.artifact import Artifact, quarantine
 from infra.store.reading.walk import ARTIFACT, FileEntry, artifacts, list_files, open_contents
 from infra.store.records import StoreError
@@ -90,7 +90,6 @@ def verify(
     """Reads and checks artifacts; by default all of the store, with its records of runs and inputs.
     `on_progress` is called with bytes done and bytes in all."""
     result = Verified()
-    store.without_checksum.clear()  # what was read before may have one by now
     everything = artifacts(list_files(store))
     with ThreadPoolExecutor(READERS, "verify") as pool:
         named = _read_markers(store, pool, everything, set(everything if chosen is None else chosen), result)
@@ -223,10 +222,3 @@ def withdraw(store: Store, damages: Iterable[Damage]) -> list[str]:
     gone = sorted(marker for marker in named if not marker.startswith(f"{PROTECTED}/"))
     quarantine(store, reversed(gone))  # a manifest goes before the checkpoint that it names
     return gone
-
-
-def add_checksums(store: Store, documents: Iterable[str]) -> None:
-    """Adds the checksum to documents that were read without one; those that are gone meanwhile stay so."""
-    for path in documents:
-        if (data := store.read_if_there(path)) is not None:
-            store.replace(path, list_with_checksums(data) if path.endswith(ROWS) else with_checksum(data))

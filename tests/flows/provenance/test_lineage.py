@@ -132,10 +132,10 @@ def test_the_record_of_source_files_makes_the_digest_or_is_refused(done: Plan) -
     assert rows is not None and len(rows) == 30
     path = f"inputs/{digest}.files.jsonl"
     changed = done.store.read_bytes(path).replace(b"note-00", b"note-99")
-    old = re.sub(rb', "checksum": "\w+"', b"", changed)  # as earlier releases wrote it
+    unsealed = re.sub(rb', "checksum": "\w+"', b"", changed)  # as another program may write it
     for data, problem in (
         (changed, "its content does not match its checksum"),
-        (old, f"its files do not make the digest {digest}"),
+        (unsealed, f"its files do not make the digest {digest}"),
     ):
         done.store.fs.pipe_file(done.store.full(path), data)
         with pytest.raises(StoreError, match=problem):

@@ -16,11 +16,11 @@ import pytest
 from infra.store import Store, StoreError, documents
 from infra.store.documents import Foreign, Protected
 from infra.store.inputs import ROWS, ListedFile, Listing, lock, recorded_files
-from infra.store.maintenance.verify import add_checksums, verify, withdraw
+from infra.store.maintenance.verify import verify, withdraw
 from infra.store.reading.walk import ARTIFACT
 from infra.store.runs import protected_mark
 from infra.store.writing.retention import refer
-from tests.infra.store.maintenance.verified import CORPUS, EXPORT, TRAINED, stored
+from tests.infra.store.maintenance.verified import EXPORT, TRAINED, stored
 
 MARK = protected_mark(TRAINED, 20)
 
@@ -130,36 +130,23 @@ def test_a_flipped_bit_is_noticed_by_the_reader_of_the_document(store: Store) ->
         file.write_bytes(data)
 
 
-def make_old(store: Store) -> dict[str, bytes]:
-    """Takes the checksums away, as an earlier release wrote the documents. Returns those that had one."""
-    had = {}
-    for path in (str(path.relative_to(store.root)) for path in Path(store.root).rglob("*.json*")):
+def remove_checksums(store: Store) -> list[str]:
+    """Takes the checksums away, as another program may write documents. Returns the sorted paths."""
+    changed = []
+    for path in sorted(str(path.relative_to(store.root)) for path in Path(store.root).rglob("*.json*")):
         if b"checksum" in (data := store.read_bytes(path)):
-            had[path] = data
+            changed.append(path)
             rows = [json.loads(row) for row in (data.splitlines() if path.endswith(ROWS) else [data])]
-            old = [{name: value for name, value in row.items() if name != "checksum"} for row in rows]
-            Path(store.full(path)).write_text("\n".join(map(json.dumps, old)))
-    return had
+            rest = [{name: value for name, value in row.items() if name != "checksum"} for row in rows]
+            Path(store.full(path)).write_text("\n".join(map(json.dumps, rest)))
+    return changed
 
 
-def test_documents_of_an_earlier_release_are_read_and_get_their_checksum(store: Store) -> None:
-    had = make_old(store)
-    assert {kind(path) for path in had} == places(store).keys() - {"format"}
-    opened = Store.open(store.url)
-    found = verify(opened)
-    assert (found.damages, found.without_checksum) == ([], sorted(had))
-    add_checksums(opened, found.without_checksum)
-    add_checksums(opened, found.without_checksum)  # as another `verify --fix` may just have done
-    assert {path: store.read_bytes(path) for path in had} == had
-    assert noticed(store) == set() and verify(opened).without_checksum == []
-
-
-def test_a_document_that_is_gone_when_its_checksum_is_added_stays_gone(store: Store) -> None:
-    make_old(store)
-    gone = f"{CORPUS}/units/task.json"
-    store.remove(gone)
-    add_checksums(store, [gone])
-    assert not store.exists(gone)
+def test_documents_without_a_checksum_are_read_and_named(store: Store) -> None:
+    changed = remove_checksums(store)
+    assert {kind(path) for path in changed} == places(store).keys() - {"format"}
+    found = verify(Store.open(store.url))
+    assert (found.damages, found.without_checksum) == ([], changed)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +161,7 @@ def test_a_document_that_is_gone_when_its_checksum_is_added_stays_gone(store: St
 def test_what_was_hashed_must_make_the_fingerprint_even_without_a_checksum(
     store: Store, change: dict[str, Any]
 ) -> None:
-    make_old(store)
+    remove_checksums(store)
     path = f"{TRAINED}/identity.json"
     document = json.loads(store.read_bytes(path))
     Path(store.full(path)).write_text(json.dumps(document | change))
