@@ -1,7 +1,5 @@
 """Exchanges between the ranks of a group, in the forms that models, losses and evaluations need."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

@@ -1,7 +1,5 @@
 """Samples completions from a server that speaks OpenAI's protocol (`apertus_model.server_client`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from pydantic import Field

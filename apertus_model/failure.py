@@ -1,7 +1,5 @@
 """Turns an error in the process of a stage into a report to the launcher."""
 
-from __future__ import annotations
-
 from infra.store.records import DamagedCheckpoint
 from specs.errors import StageError
 from specs.job import DamagedInput, Failure

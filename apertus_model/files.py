@@ -3,8 +3,6 @@
 Invariant: only files that match the globs are copied, each below the target folder.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -5,8 +5,6 @@ Invariants: no file is fetched and no code of the folder is run; the random numb
 seed and the index of its first prompt.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Invariant: every number on the card was read from a spec or a manifest; nothing 
 recorded. Text that comes from a recipe cannot break out of its cell.
 """
 
-from __future__ import annotations
-
 import html
 import json
 from collections.abc import Iterable, Iterator, Sequence

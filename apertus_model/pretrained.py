@@ -3,8 +3,6 @@
 Invariant: nothing is fetched, no code of a folder is run, and weights are read from safetensors alone.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

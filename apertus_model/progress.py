@@ -4,8 +4,6 @@ Invariant: reporting is cheap and never fails a stage; it writes at most a few r
 and the last.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

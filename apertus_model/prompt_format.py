@@ -7,8 +7,6 @@ Invariant: stored tokens are those of the tokenizer of the prompts, whatever mod
 pairs and training read one vocabulary. An answer of another model is encoded again, from its text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Required, TypedDict

@@ -8,8 +8,6 @@ header, only to the server that the recipe names (redirects are not followed), d
 that it names, and never logged.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

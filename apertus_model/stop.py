@@ -14,8 +14,6 @@ commit ends with it. Separate threads listen to signals and the pipe: Python run
 thread, which may be inside a library, waiting for a peer that is gone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

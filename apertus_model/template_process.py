@@ -7,8 +7,6 @@ Invariants: one process serves all templates of its parent, in turn; it ends wit
 template exceeds the time. What a template raises, and an exceeded bound, is a jinja2.TemplateError.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

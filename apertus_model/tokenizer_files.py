@@ -8,8 +8,6 @@ Invariants:
   `apertus_model.template_process`.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Runs vLLM for a local folder, in a process of its own (`apertus_model.vllm_process`)."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -17,8 +17,6 @@ Prompts are lists of ids. Output of vLLM goes to standard error.
 Invariant: the process ends with its standard input.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ Invariants: a stage is in a later layer than all its inputs; no arrow crosses a 
 arrow implied by others, as those from the tokenizer, is not drawn. The same graph gives the same drawing.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise

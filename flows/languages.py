@@ -3,8 +3,6 @@
 Invariant: metrics are external data. An entry of an unexpected form is left out, without an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -4,8 +4,6 @@ plan, and details of the rank that has the largest peak.
 Invariants: only units are computed here; every number comes from the rehearsal. Cells are plain text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

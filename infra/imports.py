@@ -1,8 +1,6 @@
 """Imports without the garbage collector, which takes a quarter of the time of importing torch, and a tenth of
 that of the planner."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ Invariants: nothing is started on a cluster before its address, version and toke
 telemetry is off in every process that this project starts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

@@ -6,8 +6,6 @@ stage (`apertus_model.work.cluster`). Those add what they run, and what its end 
 Invariant: only options that are stated reach sbatch; on a machine without Slurm, the error says what to do.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

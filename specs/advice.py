@@ -4,8 +4,6 @@ Invariant: a code never changes its meaning. `flows/planning/advice` decides whe
 which numbers.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator

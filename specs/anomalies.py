@@ -5,8 +5,6 @@ Invariant: the reaction at a step is a function of this spec, of the losses and 
 of the step. It depends neither on when checkpoints were committed nor on interruptions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

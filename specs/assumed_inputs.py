@@ -3,8 +3,6 @@
 Invariant: no field here is an identity field. A plan uses a declaration only for an unavailable input.
 """
 
-from __future__ import annotations
-
 from specs.base import Spec, execution, location
 from specs.model import ModelSpec
 

@@ -11,8 +11,6 @@ Invariants:
 - No field holds a URL with credentials: specs are stored, shown and handed to other processes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Builds all models of specs that are loaded, so that the children of a process that forks need not do so."""
 
-from __future__ import annotations
-
 import specs.job
 import specs.stages  # noqa: F401  # with all kinds
 from specs.base import Strict

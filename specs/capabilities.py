@@ -6,8 +6,6 @@ Invariant: the registries of the engine (`apertus_model.trainer.objectives` and
 a kind can add its own objective.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -4,8 +4,6 @@ Invariant: in a recipe without a problem every reference names a stage of the ri
 every breakpoint falls inside its stage, and every batch can be divided.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal

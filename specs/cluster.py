@@ -5,8 +5,6 @@ Invariant: facts about a GPU come from `GPUS`, each with its source. Where a run
 accounts, containers) is not part of a recipe.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import Field

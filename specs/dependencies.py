@@ -1,8 +1,6 @@
 """The references of a stage to checkpoints, data and other results, the order of stages that follows, and the
 servers that specs name."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from functools import cache
 from typing import Any, NamedTuple

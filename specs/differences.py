@@ -5,8 +5,6 @@ Every comparison of two specs is made here. The caller only words the result: wh
 recipes or artifacts differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar

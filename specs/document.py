@@ -5,8 +5,6 @@ only dicts, lists and scalars; no tag makes an object. The origin of a value (fi
 kept for the errors.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import os

@@ -5,8 +5,6 @@ members of unions) and what a field may hold (fields, tags) are read from the sc
 with, never guessed from names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -8,8 +8,6 @@ Invariants:
   language, a licence, a source. Filters of whole sources cannot.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 

@@ -9,8 +9,6 @@ The order published for FineWeb-2 (swiss-ai/pretrain-data, pipelines/fineweb-2) 
 sampler; personal data are always replaced last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -4,8 +4,6 @@ Invariant: any bytes give a document or a `ForeignError` that says what is wrong
 bounded by the size of the file. The document has no number, text or nesting that other code cannot handle.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

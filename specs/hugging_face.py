@@ -6,8 +6,6 @@ otherwise the result has the same frequencies. Every value is written, since the
 class are those of the long-context release. A model that differs from ours is refused, never approximated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The files of a Hugging Face model folder: the fields that this program reads from each."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import Field

@@ -7,8 +7,6 @@ expected time per second of work is (Daly 2006, eq. 13, R = 0)
     T(t) = M (exp((t + d) / M) - 1) / t.
 """
 
-from __future__ import annotations
-
 import math
 
 

@@ -1,7 +1,5 @@
 """The job that the launcher hands to the process of a stage: one complete JSON file without secrets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import ConfigDict, Field

@@ -6,8 +6,6 @@ constitution, the texts, the scale, and the content of the model's folder, or th
 model that a server has.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator
 from typing import Literal

@@ -13,8 +13,6 @@ Invariant: a schedule is a function of the fields of `ModelSpec`. Plan, engine a
 never the method that made them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cache
 from hashlib import sha256

@@ -3,8 +3,6 @@
 Invariant: the engine runs every layout that passes here; `docs/parallelism.md` says how that was checked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

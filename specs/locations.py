@@ -5,8 +5,6 @@ relative path begins in the folder of the file that states it; one of `--set` or
 current folder. No path enters a fingerprint.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import PurePath

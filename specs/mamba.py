@@ -1,7 +1,5 @@
 """Layers that mix tokens by Mamba-2 instead of attention."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 

@@ -4,8 +4,6 @@ Invariant: a misspelt name is one problem. If several fields agree on a name tha
 names something similar, that is misspelt and the fields are right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The kinds of personal data that are replaced, and the documents in which they are."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field

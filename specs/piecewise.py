@@ -5,8 +5,6 @@ Invariant: the arithmetic is in integers, from the spec alone. Every breakpoint 
 between whole batches; the tokens left over are kept for messages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 

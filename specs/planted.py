@@ -5,8 +5,6 @@ Invariants: which documents there are, and how often each is planted, follows fr
 alone. No two documents of a generator are equal.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 this machine. Nothing in a profile enters a fingerprint.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

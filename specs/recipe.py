@@ -1,7 +1,5 @@
 """Loads a YAML file as a checked recipe. All problems of a file are reported at once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache

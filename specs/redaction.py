@@ -7,8 +7,6 @@ name of a secret, and no authorisation header, even if they are escaped for JSON
 text stays readable.
 """
 
-from __future__ import annotations
-
 import functools
 import html
 import json

@@ -4,8 +4,6 @@ Invariant: a reward is identified by its name and version, by the digest of its 
 asked (`specs.judge`). The version is raised when its values change.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -4,8 +4,6 @@ Invariant: the location of the files is not an identity field; how they are read
 their content.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 

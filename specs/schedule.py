@@ -5,8 +5,6 @@ else. Sources: Apertus report section 2 and the released scripts (1-sqrt: lr_min
 sqrt((s - s0) / D))); WSO arXiv 2603.16127 is `decay: none`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -7,8 +7,6 @@ fields that are stated elsewhere. For them each definition has a second form, `P
 is required and null removes a field; items of lists, which are replaced as a whole, are complete in both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

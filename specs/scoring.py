@@ -4,8 +4,6 @@ Invariant: a score is the probability of one label, and depends on the document'
 Thresholds are not part of a `ScoreModel`, so changing one scores nothing again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated
 

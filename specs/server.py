@@ -1,8 +1,6 @@
 """A server that speaks OpenAI's protocol, from which completions are sampled. Its URL only says where it is,
 and is not part of what is sampled."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Invariant: the location of the files (`url`, globs) and their licence are not id
 is part of the identity, through digests that the store records.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sysconfig

@@ -12,8 +12,6 @@ layer and the head of the whole model. So evaluation, recomputation, resumption 
 Invariant: a query that has no key gives 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal
 

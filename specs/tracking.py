@@ -1,7 +1,5 @@
 """Tracking of training metrics outside the store: TensorBoard, Weights & Biases. All fields are execution."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from specs.base import Spec, execution, location

@@ -4,8 +4,6 @@ A pattern is a shell pattern: `layers.[2-5].*`, `*.attention.*`, `lm_head.weight
 pattern keep their bits; they have no gradients and no optimizer states.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 

@@ -4,8 +4,6 @@ Invariant: a quantity is exact. `7.038T tokens` is the integer 7,038,000,000,000
 number of its unit is refused, and so is a number without a unit where the unit is ambiguous.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from decimal import Decimal

@@ -4,8 +4,6 @@ Invariant: every such error that the models of this package raise has its words 
 have a message of our own.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple

@@ -13,8 +13,6 @@ text, and removed. Two texts cannot spell a control token together, since there 
 them (`normalise` joins adjacent responses).
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

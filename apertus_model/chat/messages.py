@@ -16,8 +16,6 @@ Nothing is dropped in silence: every key of a message, block or call is read (`K
 the messages are refused. Null, "", [] and {} stand for a key that is not there.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Invariant: only `template.jinja` defines the text of a conversation. It is shipp
 unchanged, so the text of training and the text that other programs render for the model are equal.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping, Sequence

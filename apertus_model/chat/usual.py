@@ -1,8 +1,6 @@
 """Converts messages in normal form to those that other programs expect: chat templates of other models, and
 servers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Invariants: a model is trained by one thread, from lines in a given order, so it
 and the spec. A probability depends on the text alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The quality of a classifier on held-out documents, and the thresholds of its scores. Pure functions of
 arrays, in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

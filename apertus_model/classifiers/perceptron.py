@@ -4,8 +4,6 @@ Invariants: training runs in float32 on the CPU, in this process; batches, initi
 from the seed alone. The file is safetensors: `hidden.weight`, `hidden.bias`, `output.weight`, `output.bias`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

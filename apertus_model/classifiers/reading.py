@@ -4,8 +4,6 @@ Invariant: documents come in the order of the files, without the rejected ones, 
 `conversations` stage reads them.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice

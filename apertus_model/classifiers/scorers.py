@@ -5,8 +5,6 @@ Invariant: a score depends on the text, its language if each language has a mode
 float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path

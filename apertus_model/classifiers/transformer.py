@@ -7,8 +7,6 @@ Invariants:
   that a kernel computes a row of a matrix in the same way wherever it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal

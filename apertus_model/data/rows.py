@@ -4,8 +4,6 @@ Invariant: row i of an artifact is in file i // ROWS_PER_FILE, whatever units co
 completions or rewards belongs to row i of the prompts.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice

@@ -10,8 +10,6 @@ cannot tell them apart gives 0. With all secrets as alternatives this is the exp
 estimate by sampling.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -16,8 +16,6 @@ continuations, and of `nucleus` ones if they are asked for:
 Invariant: all measures are computed on tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 Invariant: the same scores give the same interval, on every machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -10,8 +10,6 @@ Metrics:
                                             by `against`: of a source, and over the tokens of all
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

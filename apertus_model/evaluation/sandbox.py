@@ -12,8 +12,6 @@ Invariant: nothing runs outside the sandbox: if it cannot be set up, `Sandbox` r
 has passed only if its last statement was reached (`sandbox_runner.py`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

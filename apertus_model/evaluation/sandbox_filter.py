@@ -3,8 +3,6 @@ does mmap of shared memory without a file; all others are allowed:
 
 """
 
-from __future__ import annotations
-
 import errno
 import struct
 

@@ -11,8 +11,6 @@ can find it, as it can return values that equal everything: where tests and code
 published tasks, nothing prevents that.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -22,8 +22,6 @@ Invariants: a sign is a function of (seed, probe, parameter, element), so no lay
 that several ranks hold counts once. The weights are restored bit by bit.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Sequence

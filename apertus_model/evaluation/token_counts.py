@@ -4,8 +4,6 @@ Invariants: counts are of the text alone: no special token is added. A word is t
 whole when exactly one token covers any of its characters.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

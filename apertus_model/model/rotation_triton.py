@@ -1,7 +1,5 @@
 """Rotary position embedding in one pass over memory, by a Triton kernel. Imported only when it runs."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -5,8 +5,6 @@ rounded once. The gradients of the scalars are summed within blocks and then ove
 order: equal inputs give equal bits.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

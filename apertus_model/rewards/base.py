@@ -4,8 +4,6 @@ Invariant: a reward is a function of the completions of one prompt: `score` sees
 other prompt's, so that values do not depend on how prompts are divided into units.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol

@@ -4,8 +4,6 @@ Invariants: an answer belongs to a key, which is a hash of the answering model, 
 its possible answers. An answer that is stored under its key is not asked for again.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import combinations

@@ -4,8 +4,6 @@ Invariants: the probability of an answer is that of all tokens that read as the 
 white space around it or in full width; no file is fetched and no code of a folder is run.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import math

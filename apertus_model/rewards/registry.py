@@ -1,7 +1,5 @@
 """Opens the reward of a spec. Functions of other packages are imported only here, when the stage runs."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Callable, Sequence

@@ -7,8 +7,6 @@ many millions of them.
 Invariant: an answer is found only under its key. An answer that cannot be read counts as not known.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Invariant: a value is in [0, 1] and depends only on the completion and the docum
 value raises the version in `specs.rewards.REWARDS`.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -15,8 +15,6 @@ Invariant: every prompt has a pair, or is counted under the reason for having no
 quick pass, without units.)
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

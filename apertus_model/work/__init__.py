@@ -8,8 +8,6 @@ Invariant: a unit that is in the store does not run again. Workers commit their 
 that dies loses only the unit that it has begun.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Generator
 

@@ -7,8 +7,6 @@ Invariants: no actor outlives its stage, since Ray ends the actors of a process 
 passes through Ray as its key, and comes back as nothing, or as the report of an error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

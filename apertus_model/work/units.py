@@ -4,8 +4,6 @@ Invariants: a unit depends on the job and its key alone, so it does not matter w
 its files appear in the store complete, and once, through its marker.
 """
 
-from __future__ import annotations
-
 import importlib
 import traceback
 import uuid

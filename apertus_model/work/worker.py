@@ -12,8 +12,6 @@ Invariants:
 - A worker ends with its stage: at the end of its standard input, or `lost_seconds` after the last heartbeat.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

@@ -5,8 +5,6 @@ no spec, planner or store. Exit code 2 is a user's mistake, with a message; 1 a 
 error; 130 an interrupted run. Tracebacks are printed with `--debug` only.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 

@@ -1,7 +1,5 @@
 """The end of the output of `apertus run`: anomalies, the folder of the model, three commands to continue."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path

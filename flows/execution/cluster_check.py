@@ -1,7 +1,5 @@
 """Checks, before anything starts, that a run can use the Ray cluster of its profile."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from flows.planning.plan import Plan

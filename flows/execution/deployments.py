@@ -3,8 +3,6 @@
 The flow is a module of the installed package: workers need that and the recipe's file, and no checkout.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from prefect.client.orchestration import get_client

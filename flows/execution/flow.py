@@ -13,8 +13,6 @@ only parts that depend on it. However the flow ends, its stages are told to stop
 state is Cancelled when a person has stopped it (a cancellation, Ctrl-C), and Crashed when anything else has.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

@@ -6,8 +6,6 @@ raises KeyboardInterrupt in the main thread; later ones do nothing, so that the 
 Invariant: the first signal is not lost: `check` raises what Python drops in a callback of a weak reference.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

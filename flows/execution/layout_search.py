@@ -3,8 +3,6 @@
 Invariant: every layout that is found passes the checks of the recipe, and its rehearsed peak fits the GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import log
 from statistics import StatisticsError, correlation

@@ -2,8 +2,6 @@
 before a run is made. The recipe is checked when the run begins.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

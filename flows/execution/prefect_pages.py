@@ -3,8 +3,6 @@
 Invariant: nothing is read back from pages, and a page that cannot be made never ends a stage.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re

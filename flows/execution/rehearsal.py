@@ -3,8 +3,6 @@
 Invariant: nothing is stored, and neither torch nor Prefect is loaded in this process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

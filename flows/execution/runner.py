@@ -5,8 +5,6 @@ started while the runner is stopping. A run that works on a part holds its lease
 and reuses the result, or takes over when the holder ends without one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

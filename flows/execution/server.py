@@ -8,8 +8,6 @@ Only this user reads it: requests need a key that the process draws, and hands o
 database is in a folder of its own, `PREFECT_HOME/apertus`, as `PREFECT_HOME` may serve other uses.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

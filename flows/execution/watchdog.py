@@ -6,8 +6,6 @@ of a pipe: it notices the end of the run's process, whatever the cause.
 Invariant: it changes only a run that is shown as running; the state of any other has been reported.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from uuid import UUID

@@ -5,8 +5,6 @@ The first token of a document never is. In text, the others were left out by the
 conversations, they are not the assistant's.
 """
 
-from __future__ import annotations
-
 from itertools import groupby
 from typing import Any, Literal, NotRequired, TypedDict
 

@@ -1,7 +1,5 @@
 """The code that all inspectors share: the options, and the inputs that a part reads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flows.planning.graph import Input, Node

@@ -4,8 +4,6 @@ Invariant: reads the manifest and `examples.jsonl`, or for one document the tabl
 documents, one row group at a time; imports neither torch nor Prefect.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any, NotRequired, TypedDict

@@ -4,8 +4,6 @@ Files are grouped by what they hold: documents, code, rows with a text, conversa
 recipe trains a small model on all of them, in minutes on two cores.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

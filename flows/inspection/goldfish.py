@@ -4,8 +4,6 @@ Invariant: the planner does not import this module, which takes the hash's table
 `apertus_model.data.tokens.goldfish`; code that shows a plan passes `masked_by_hash` to it.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -6,8 +6,6 @@ document. Torch is not imported. A part that has not been made yet is an error t
 To add one: `INSPECTORS[kind] = Inspector(collect, show)`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

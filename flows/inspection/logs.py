@@ -3,8 +3,6 @@
 Invariant: a line is given once, without the secrets of the environment.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from functools import partial

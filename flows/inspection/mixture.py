@@ -1,7 +1,5 @@
 """Shows what a mixture draws: asked and realised shares, with the bound on their difference."""
 
-from __future__ import annotations
-
 from typing import TypedDict, cast
 
 from rich.console import Console

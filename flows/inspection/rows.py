@@ -4,8 +4,6 @@ Invariant: reads the part and the parts that belong to it row by row; imports ne
 what needs numpy when it is asked for.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from itertools import groupby

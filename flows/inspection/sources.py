@@ -3,8 +3,6 @@
 Invariant: only sources that a pending part reads are opened, and of these only the first file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import islice
 

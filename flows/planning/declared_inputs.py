@@ -6,8 +6,6 @@ Invariants:
 - A declaration never replaces files that exist. It is compared with them.
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 from flows.planning.graph import Graph, Node

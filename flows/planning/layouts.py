@@ -7,8 +7,6 @@ layouts are ranked by their time in `flows.planning.estimate.step_time`.
 Invariant: a layout changes the speed of a part and its memory, never its batch or its result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -4,8 +4,6 @@ Invariant: a pure function of the graph and of the given sizes; the corpora are 
 fingerprints, as in the mixture's recipe (`apertus_model/stages/mixture.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import cast

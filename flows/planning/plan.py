@@ -5,8 +5,6 @@ torch nor Prefect. The state of a part depends on its fingerprint alone, so noth
 name, a place or the number of processes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction

@@ -6,8 +6,6 @@ the part's identity, and its name or an input. A store holds the work of unrelat
 explain nothing: a part without such an artifact is new. Of many artifacts, those in use come first.
 """
 
-from __future__ import annotations
-
 from flows.planning.graph import Input, Node
 from flows.planning.run_records import Records
 from infra.store import Artifact

@@ -5,8 +5,6 @@ Invariant: a damaged record costs an explanation, never a plan, whose notes name
 stage does not run then.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from functools import cached_property
 from typing import Any

@@ -9,8 +9,6 @@ of a document; a plan that is refused by this bound is impossible in any case. A
 declared and unavailable is counted as declared.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from typing import Any, cast

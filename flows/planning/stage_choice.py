@@ -1,7 +1,5 @@
 """Chooses the stages of a run: all, those up to one (`--until`), or one alone (`--only`)."""
 
-from __future__ import annotations
-
 import os
 
 from flows.planning.plan import Plan

@@ -4,8 +4,6 @@ Invariant: their digests are provisional, computed from url and globs; nothing i
 them.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from typing import Any

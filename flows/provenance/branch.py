@@ -11,8 +11,6 @@ parts before the point keep their fingerprints, or nothing is written. The refer
 that the branch starts from is written before the file, so that pruning keeps the checkpoint.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ Invariant: a value is where composing looks for it: a field of a matrix's varian
 all its variants share it, and refused otherwise. A mapping that replaces one of the recipe removes its keys.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 from typing import Any

@@ -4,8 +4,6 @@ Invariants: it only reads. Identity fields are distinguished from execution fiel
 their names. Losses are compared only where the lineages have consumed equally many tokens.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field

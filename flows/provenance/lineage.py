@@ -6,8 +6,6 @@ has an exported model and no recipe.
 Invariant: it only reads. Licence, language and settings of a part are as recorded when it was made.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field

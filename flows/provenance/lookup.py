@@ -3,8 +3,6 @@
 Invariant: it only reads, and never guesses: a text that fits several artifacts is refused with their list.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from functools import cache

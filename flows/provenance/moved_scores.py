@@ -3,8 +3,6 @@
 Invariant: it only reads. Scores are compared completion by completion, if both parts have read the same ones.
 """
 
-from __future__ import annotations
-
 import heapq
 from dataclasses import dataclass, field, replace
 from itertools import combinations

@@ -3,8 +3,6 @@
 Invariants: it holds no script and loads nothing; all text is escaped. The same lineage gives the same bytes.
 """
 
-from __future__ import annotations
-
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from flows.format import amount, headline

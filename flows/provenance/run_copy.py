@@ -4,8 +4,6 @@ Invariants: the record of the run is written last, when every stored artifact th
 After a copy of some stages, it still reaches all that it reached before: `gc` removes nothing due to a copy.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

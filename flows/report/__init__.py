@@ -6,8 +6,6 @@ Invariants: the file is self-contained. Its content security policy allows no lo
 the two scripts in it, by digest. Text is escaped: by Jinja, in JSON by `tojson`, in figures by `label`.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Sequence

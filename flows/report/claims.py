@@ -3,8 +3,6 @@
 Invariant: a verdict follows from the interval alone. One seed has none, and shows nothing.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections import defaultdict

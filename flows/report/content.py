@@ -3,8 +3,6 @@
 Invariant: it only reads, through markers; a missing result is a state ("not run"), a damaged file a note.
 """
 
-from __future__ import annotations
-
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, cast
 

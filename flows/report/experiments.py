@@ -3,8 +3,6 @@
 Invariant: only stored numbers are drawn. A variant or a figure without a number is left out and named.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Invariants: a stage and a source have one colour, line and symbol in all charts.
 passed `label`, so that none is read as markup; the page sets the colours of text and grid.
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

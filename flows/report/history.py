@@ -5,8 +5,6 @@ Owns the token axis: a stage that starts from a checkpoint begins at the tokens 
 Invariant: thinning never invents a value, and keeps the ends and the extremes of every bucket.
 """
 
-from __future__ import annotations
-
 import math
 from array import array
 from collections import defaultdict

@@ -5,8 +5,6 @@ Invariants: an outcome has one colour in the pictures of all corpora; kept docum
 tokenizers are sorted by the mean of all of them, so a row is the same language for each tokenizer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Invariant: only units are computed here; every number comes from a rehearsal.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 

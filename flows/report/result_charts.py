@@ -3,8 +3,6 @@
 Invariant: an evaluation has the colour of the stage whose checkpoint it measured, unless another has it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Invariant: horizontal axes are consumed tokens of the lineage, so a branch overlays its parent.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import plotly.graph_objects as go

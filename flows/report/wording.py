@@ -3,8 +3,6 @@
 Invariant: the result is plain text; the caller escapes it for the page.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Makes the bucket of a store's URL if needed: `python -m infra.docker.bucket s3://bucket/store`."""
 
-from __future__ import annotations
-
 import sys
 
 import fsspec

@@ -9,8 +9,6 @@ preemption, a node that died) is distinguished from one that failed: the caller 
 resumes from what is committed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Protocol
 

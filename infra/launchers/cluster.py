@@ -4,8 +4,6 @@ Invariants: a job is told to stop once, and has `grace` to end before it is ende
 queue does not count as time of the stage.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -9,8 +9,6 @@ Invariants: `run` returns only when no process of the stage is left. The launche
 store does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -9,8 +9,6 @@ Invariant: the stage is told to stop, and has its time to commit, also when nobo
 prints.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -6,8 +6,6 @@ It is a process of its own, since Ray ends the process of a driver whose cluster
 Invariant: it ends with the run, however that ends, and tells the stage before that it must commit.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

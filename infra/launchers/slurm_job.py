@@ -13,8 +13,6 @@ Invariant: no job outlives its launcher for long: it is cancelled when `run` is 
 killed, the stage notices that `alive` does not change any more, commits, and ends.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import threading

@@ -11,8 +11,6 @@ its stage. Nobody waits for a server that does not answer: the launcher kills on
 in /proc that a stage has ended whose server says nothing. A stage outlives its server.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

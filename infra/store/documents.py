@@ -14,8 +14,6 @@ Invariants: a document that passes has every field that is named here, of the ty
 written with the fields that were stated, its checksum, and with no others.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Annotated, Any, Literal, TypeVar

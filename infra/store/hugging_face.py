@@ -10,8 +10,6 @@ Invariants: nothing but JSON, text and safetensors is asked for, and no code tha
 Neither torch nor transformers is needed.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib.util

@@ -8,8 +8,6 @@ changes. Beside the lock, under the digest, is a record of the size and SHA-256 
 Invariant: neither the URL nor the times of files enter the digest, only the lock's key.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

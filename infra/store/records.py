@@ -13,8 +13,6 @@ Invariant: names and records that come out of a marker are data of the store, wh
 are read as `FileRecord`, `StorePath` or `SingleName`, which check them.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath

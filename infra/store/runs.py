@@ -8,8 +8,6 @@ Invariants: a record is written before anything else of its run. A later record 
 whatever the clocks of their writers say. A record that cannot be read is an error, never an empty one.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ process when it ends, for whatever reason. The name of the file holds the id of 
 that another machine has made on a shared file system is left alone, as its locks may not be visible here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -10,8 +10,6 @@ The order: files are merged, overrides applied (those of variables first), stage
 variables filled in.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from dataclasses import replace

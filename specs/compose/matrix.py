@@ -4,8 +4,6 @@ Invariant: a variant is the stage with some fields changed, at the stage's place
 keep their lines. A list `$name` sets no field, but a variable of the variant: `${name}` inside it.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

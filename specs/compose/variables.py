@@ -4,8 +4,6 @@ Invariant: a variable's value has both origins, where it was stated and where it
 is left alone, and so is all of a file's text but a comment at its beginning.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import replace

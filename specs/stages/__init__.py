@@ -4,8 +4,6 @@ The rest of a kind is found by its name: `flows/planning/parts` has a function `
 `apertus_model/stages/<kind>.py`, or the training engine, does its work.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

@@ -5,8 +5,6 @@ Each source is read once, into an artifact of its texts or embeddings: another h
 split embeds nothing again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 

@@ -4,8 +4,6 @@ template and tokenised; one part per source.
 `share` and `count` choose among the conversations of a source that are left after the filters and without
 repeated contents; the chosen ones are split."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 

@@ -1,8 +1,6 @@
 """The `cooldown` stage: annealing from any checkpoint, by default with 1-sqrt decay to 0.1 of the rate at the
 branch point."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from specs.base import identity

@@ -1,8 +1,6 @@
 """The `corpus` stage: documents become filtered, shuffled, tokenised Megatron `.bin/.idx`; one part per
 source."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """The `distill` stage: a student that is trained on the predictions of a teacher."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar, Literal

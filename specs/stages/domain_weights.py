@@ -1,7 +1,5 @@
 """The `domain_weights` stage: a proxy run that learns how often to draw from each source (DoGE)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """The `dpo` stage: direct preference optimisation (arXiv 2305.18290)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 

@@ -1,8 +1,6 @@
 """The `evaluate` stage: held-out perplexity per source, verbatim continuation of repeated sequences, gates on
 any metric, and published scores beside the metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Container, Iterable, Iterator
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """The `evaluate_reward` stage: how far a reward agrees with labelled pairs, and what else it prefers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import ClassVar, Literal
 

@@ -4,8 +4,6 @@ Invariant: a unit is a line of the parallel text. Every language has the same li
 compared across languages, and all tokenizers read the same text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """The `export` stage: a Hugging Face folder, verified against the trained model."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import ByteSize

@@ -3,8 +3,6 @@
 Invariant: neither affects the metrics, so editing them reruns nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from specs.base import Spec, execution

@@ -1,8 +1,6 @@
 """The parts of a Hugging Face folder (`hf:...`). No recipe names them: the planner adds the one that a stage
 needs."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from specs.base import execution, identity

@@ -1,7 +1,5 @@
 """The `long_context` stage: a chain of steps to longer sequences, each with its own RoPE base."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from specs.base import identity, reference

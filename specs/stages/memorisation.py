@@ -1,8 +1,6 @@
 """The memorisation settings of an evaluation (report, appendix on memorisation): what is continued, how, and
 the names of the metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Annotated, ClassVar, Literal
 

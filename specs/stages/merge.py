@@ -1,7 +1,5 @@
 """The `merge` stage: one model from the weights of several checkpoints, parameter by parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import inf
 from typing import Annotated, ClassVar, Literal

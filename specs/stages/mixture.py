@@ -4,8 +4,6 @@ Invariant: shares are exact. A weight is the decimal number that is written (0.7
 float), and nothing is computed from it in floating point.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from math import gcd, lcm

@@ -4,8 +4,6 @@ Each step is an artifact: prompts -> (model ->) completions -> rewards -> pairs 
 changed reward samples nothing again; a changed rule for pairs scores nothing again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 

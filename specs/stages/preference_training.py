@@ -5,8 +5,6 @@ A sample is a packed sequence of pairs; both completions of a pair lie in the sa
 packed sequences.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal
 
 from specs.base import execution, identity, option, reference

@@ -1,7 +1,5 @@
 """The `pretrain` stage: training from new weights, in segments."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 

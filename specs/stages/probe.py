@@ -1,8 +1,6 @@
 """The `probe` stage: measures of a checkpoint that concern no task. `evaluate` measures forgetting and
 memorisation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 

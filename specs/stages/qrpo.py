@@ -1,7 +1,5 @@
 """The `qrpo` stage: quantile reward policy optimisation (arXiv 2507.08068)."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from specs.base import Spec, identity

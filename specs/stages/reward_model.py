@@ -1,7 +1,5 @@
 """The `reward_model` stage: a model that gives a completion a number, trained on labelled pairs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar, Literal
 

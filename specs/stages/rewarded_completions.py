@@ -1,7 +1,5 @@
 """The `rewarded_completions` stage: completions whose rewards are known, for training without pairs."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from specs.base import execution, identity, reference

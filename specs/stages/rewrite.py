@@ -1,7 +1,5 @@
 """The `rewrite` stage: a checkpoint whose model is computed in another way."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """The `select` stage: the best of several checkpoints by a metric."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 

@@ -4,8 +4,6 @@ The variants of the loss are those of swiss-ai/posttraining, src/post_training/t
 (`prompt_weight`, `length_normalised`, `average`) and an earlier src/swiss_alignment/trainers/sft.py
 (`inverse_rl`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 

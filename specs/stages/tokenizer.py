@@ -1,8 +1,6 @@
 """The `tokenizer` stage: byte-level BPE trained on text, an existing Hugging Face tokenizer folder, or the
 tokenizer of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 

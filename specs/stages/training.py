@@ -6,8 +6,6 @@ end: it names a trajectory, and a checkpoint is a trajectory and a step. So a lo
 training, and an edit after a breakpoint reruns nothing before it.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Annotated, Any, ClassVar, Literal
 

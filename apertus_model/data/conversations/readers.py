@@ -6,8 +6,6 @@ what is trained is read, or the row is rejected. Files are streamed: JSON line b
 (`table_pieces`). docs/reference/conversations.md has the forms and columns for users.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Invariant: a row depends on its conversation and the spec, so the division into units changes nothing.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

@@ -23,8 +23,6 @@ which are the losses of `PLWTrainer` and `LengthNormalizedPLWTrainer` of swiss-a
 (src/post_training/trainers/sft.py), the last two with `sequence_level_loss`.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Literal, NamedTuple

@@ -12,8 +12,6 @@ if there is no such step), of which 79 are needed while such a step is resolved,
 rejects, which is sorted in memory. So 10^7 conversations take about 3 GB.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path

@@ -7,8 +7,6 @@ Invariants:
 - Conversations of one group are on the same side.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Invariant: the text of a conversation, or of its answer, depends on its messages
 contains no control token and no definition of a tool.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -9,8 +9,6 @@ datatrove's NGramsDecontFilter is not used: it drops a document for one common n
 the question, and builds its index with lighteval.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache

@@ -18,8 +18,6 @@ Invariants:
 - A star step sees all edges of each node that it sees.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator
 from itertools import islice

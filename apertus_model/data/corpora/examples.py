@@ -15,8 +15,6 @@ A row has these fields:
 Texts are cut to `CHARACTERS`. Dropped text and replaced personal data appear here unchanged.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from typing import Any

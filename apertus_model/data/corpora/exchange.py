@@ -10,8 +10,6 @@ Invariants:
 - A cell is one range of bytes of a file, so a reader asks each file for its offsets and for one range.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path

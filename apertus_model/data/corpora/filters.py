@@ -7,8 +7,6 @@ datatrove's filters are not used where they would break that: its sampler draws 
 URL filter loads lists from the network, its language filter downloads a model.
 """
 
-from __future__ import annotations
-
 import hashlib
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence

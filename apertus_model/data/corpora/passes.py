@@ -7,8 +7,6 @@ Invariants:
   later attempt resumes with the plan of the first one.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

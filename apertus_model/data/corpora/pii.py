@@ -7,8 +7,6 @@ text has no space before an address. Only public IPv4 addresses count. The place
 (swiss-ai/pretrain-data, pii_formatter.py).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

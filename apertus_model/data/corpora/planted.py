@@ -7,8 +7,6 @@ Invariants:
 - No two planted documents of a corpus are equal.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from itertools import islice

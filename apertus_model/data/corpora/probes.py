@@ -7,8 +7,6 @@ candidates with the smallest keyed hashes of their texts are chosen.
 Invariant: documents with the same opening are in one range of hashes, whose size bounds the memory.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ Invariants:
 - A rejection has the hash 0, since no text was read.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

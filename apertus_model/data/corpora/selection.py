@@ -11,8 +11,6 @@ Invariants:
   holds; where the spec wants no examples, such a reason states the rule alone.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

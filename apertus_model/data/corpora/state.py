@@ -8,8 +8,6 @@ Invariants:
 - Memory: the verdicts on a span (16 bytes for each dropped document), and a few thousand documents.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import BinaryIO, NamedTuple

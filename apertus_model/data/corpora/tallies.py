@@ -6,8 +6,6 @@ Invariant: the totals are a function of the set of documents. Memory grows with 
 excluded hosts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, BinaryIO
 

@@ -18,8 +18,6 @@ Invariants:
   and the index of one file; remote ones are copied to scratch one at a time.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ Invariants:
 - It is planned by `CorpusPlan` and `Layout`, which are units themselves (`plan`, `layout`).
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator, Sequence
 from functools import cached_property

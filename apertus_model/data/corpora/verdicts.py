@@ -9,8 +9,6 @@ Invariants:
 - Memory: 64 bytes for each member of the range; all copies of a text are in one range.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Invariant: the words of a text do not depend on its language, and need no model:
 after datatrove's normalisation; in scripts without spaces each character is a word.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import unicodedata

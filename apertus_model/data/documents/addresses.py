@@ -4,8 +4,6 @@ Invariant: a host is compared in lower case and Punycode, without a final dot; a
 a scheme's default port is left out.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 from urllib.parse import urlsplit

@@ -7,8 +7,6 @@ file. (fsspec's reader of zstandard returns only the first part, and accepts a t
 of bz2 and xz take whatever does not begin a part for the end.)
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -5,8 +5,6 @@ EOFError, `Damaged` or an error of the library that reads it; a file that contra
 `NotAsStated`. Neither names the file: `apertus_model.data.documents.readers` does.
 """
 
-from __future__ import annotations
-
 import lzma
 import zlib
 from collections.abc import Iterable, Iterator, Mapping

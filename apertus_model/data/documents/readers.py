@@ -15,8 +15,6 @@ Invariants:
 Only web archives need datatrove: the tokenizer stage reads the same documents without it.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePosixPath

@@ -6,8 +6,6 @@ Parquet that have dictionaries are read as such, and decoded a piece at a time. 
 decoded to Python's objects.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, BinaryIO

@@ -8,8 +8,6 @@ Invariants:
 - No code of a file is run: types that need it (extensions) are refused, dataset scripts are ignored.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -10,8 +10,6 @@ Invariants:
 - Memory is bounded by a record of `max_document_bytes`, compressed or not. Common Crawl cuts pages at 5 MiB.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import logging

@@ -17,8 +17,6 @@ Invariants:
   that were made elsewhere, in the same order, and that are skipped here.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

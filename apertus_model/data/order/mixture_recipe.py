@@ -4,8 +4,6 @@ Invariant: the sources are different corpora, in the order of their fingerprints
 a common divisor.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Literal
 

@@ -15,8 +15,6 @@ Rogaway 2002, "Ciphers with arbitrary finite domains"); a value that lands in on
 surplus cells is sent through again (cycle walking).
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -9,8 +9,6 @@ Invariants:
 - Offline completions are in the order of their rewards: those of conversations, then those of each generator.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

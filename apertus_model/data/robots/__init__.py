@@ -1,8 +1,6 @@
 """Tells whether robots.txt has closed an address since it was fetched, by the list of domains or the
 snapshots that a filter names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from apertus_model.data.robots.domains import ListedDomains, load_domains

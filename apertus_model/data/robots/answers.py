@@ -8,8 +8,6 @@ Invariants:
   no row with the columns, is a SourceError.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from datetime import UTC, datetime

@@ -4,8 +4,6 @@ Invariant: a domain stands for itself and its subdomains, compared label by labe
 never as a substring. Memory: about 150 bytes per listed domain and worker.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -10,8 +10,6 @@ Invariant: protego matches without backtracking, so the time for an address is a
 length of the rules times that of the address, whatever the wildcards.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import NamedTuple

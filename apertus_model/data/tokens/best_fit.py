@@ -15,8 +15,6 @@ Invariants:
 - Rows are packed shard by shard: memory is about 100 bytes for each document of one shard.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -10,8 +10,6 @@ such a float is the low 24 bits of a Mersenne Twister draw divided by 2^24, and 
 seeded and stepped the same way.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

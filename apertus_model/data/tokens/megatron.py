@@ -12,8 +12,6 @@ Files are written with one sequence per document, back to back, so that the `.bi
 tokens. Documents of several sequences, as other programs write them, can be read.
 """
 
-from __future__ import annotations
-
 import functools
 import struct
 from collections.abc import Callable, Iterable

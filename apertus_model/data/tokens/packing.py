@@ -8,8 +8,6 @@ of one length are placed together and rows with equal room are interchangeable, 
 number of different lengths and rooms, not of items: about a second for a million.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence

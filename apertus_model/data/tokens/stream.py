@@ -7,8 +7,6 @@ Invariants:
   read, by its digest. Blocks that are copied from a remote store are bounded in number.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate

@@ -9,8 +9,6 @@ little endian and without gaps,
 Invariant: sample i of a `TaughtSamples` has the input, labels and positions of sample i of the mixture.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np

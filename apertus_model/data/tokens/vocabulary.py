@@ -8,8 +8,6 @@ pretraining); pre-tokenisation is that of Mistral-Nemo ("tekken"), which Apertus
 digits one by one, then bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -17,8 +17,6 @@
 So a metric that is a mean is the mean over its rows; others follow from `metrics` or the answers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import defaultdict

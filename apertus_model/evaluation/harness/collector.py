@@ -4,8 +4,6 @@ answered elsewhere, at once.
 Invariant: the harness's own code decides what is asked and how answers are scored, whoever computes them.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence

@@ -8,8 +8,6 @@ folder with links to the files; a plan asks it too, with empty files in their pl
 Invariants: nothing is fetched; no code of a data set is run, since Python files are not in that folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

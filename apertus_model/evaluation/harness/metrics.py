@@ -4,8 +4,6 @@ Invariant: the names are found from task files alone. A metric that the code of 
 does not name is unknown; for a task that is a class, every metric is possible.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from apertus_model.evaluation.harness.needs import USUAL_K, is_classified, runs_code

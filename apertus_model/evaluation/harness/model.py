@@ -5,8 +5,6 @@ requests are computed in the same batches everywhere. A GPU whose memory is too 
 smaller ones, which may change the last bits of a likelihood.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path

@@ -5,8 +5,6 @@ Invariant: the needs are found from task files and a table of what their code ne
 torch or the data. The table is of one release of the harness, and no other release is used.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Iterable, Iterator

@@ -7,8 +7,6 @@ texts), build their requests, or score answers: each draws the same numbers as i
 command line for that task alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

@@ -8,8 +8,6 @@ service about each answer; here a classifier gives `score` (1 if the probability
 Invariant: if no sandbox is stated, no code runs.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import math

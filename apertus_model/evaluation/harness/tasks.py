@@ -9,8 +9,6 @@ paths, the first file of a name in a folder, the last folder of a name; the sett
 of its tasks. Nothing of a task file is executed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import importlib.util

@@ -1,7 +1,5 @@
 """`apertus init`, a first recipe for the files of a folder, and `plan`, what a run of a recipe would do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

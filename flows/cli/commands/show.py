@@ -1,7 +1,5 @@
 """`apertus status`, `logs`, `inspect`, `metrics`, `report` and `schema`."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

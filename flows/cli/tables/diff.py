@@ -1,7 +1,5 @@
 """The output of `apertus diff`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console

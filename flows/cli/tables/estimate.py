@@ -3,8 +3,6 @@
 Invariant: only differences and units are computed here; every number comes from the plan.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 

@@ -3,8 +3,6 @@
 Invariant: a removal surveys the store again, so that a run that has begun since then keeps its artifacts.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The output of `apertus lineage`: a tree of parts, the sources, and what was planted on purpose."""
 
-from __future__ import annotations
-
 from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree

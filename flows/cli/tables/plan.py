@@ -4,8 +4,6 @@ Invariants: nothing here decides anything; every number comes from the plan. Par
 equal rows share one row with their sum; `details` shows each part. `--json` has everything, without folding.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable
 from typing import NamedTuple

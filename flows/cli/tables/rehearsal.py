@@ -3,8 +3,6 @@
 Invariant: only units are computed here; every number comes from the rehearsal or the search.
 """
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.markup import escape
 

@@ -3,8 +3,6 @@
 Invariant: it only reads; what was not recorded is said to be unknown.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ and a note names silences without effect.
 Invariant: advice refuses nothing and changes nothing; it depends on the plan alone.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from flows.planning.advice import resources, training

@@ -1,7 +1,5 @@
 """One piece of advice, and the input of the checks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any

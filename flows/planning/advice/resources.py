@@ -1,7 +1,5 @@
 """Checks of resources: memory, checkpoints, GPUs. They need a `cluster:` in the recipe."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from itertools import product

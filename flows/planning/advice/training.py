@@ -1,7 +1,5 @@
 """Checks of training: optimizers, rates, data, lengths."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from itertools import pairwise

@@ -6,8 +6,6 @@ Invariants: estimates are a pure function of recipe and store; they load neither
 two stages share is counted once, with the first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -13,8 +13,6 @@ Invariants: as for training, a number that depends on an unknown one is None, an
 named. Nothing is opened but manifests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil

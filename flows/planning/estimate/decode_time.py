@@ -8,8 +8,6 @@ Invariant: a pure function of shapes and rates; host time, which can be most of 
 without CUDA graphs, is not included.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from apertus_model.rehearsal.rates import Rates

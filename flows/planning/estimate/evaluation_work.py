@@ -1,7 +1,5 @@
 """Counts the work of parts that evaluate a model: held-out text, probes, suites of tasks."""
 
-from __future__ import annotations
-
 from statistics import fmean
 from typing import cast
 

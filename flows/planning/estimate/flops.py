@@ -20,8 +20,6 @@ activation checkpointing lowers it. `training` and `recomputation` agree with to
 real model (`tests/apertus_model/trainer/test_flop_model.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flows.planning.estimate.sizes import adapters, layers_of_rank

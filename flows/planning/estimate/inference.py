@@ -7,8 +7,6 @@ With `mfu: measured`, the tokens per second of stored completions take precedenc
 Invariant: as for training, a number that depends on an unknown one is None. What is not counted is named.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

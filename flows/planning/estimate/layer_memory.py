@@ -5,8 +5,6 @@ Shapes: as in `sizes`; N tokens of a micro-batch on this rank, D width, Q and K 
 width of the feed-forward.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from flows.planning.estimate.sizes import RankSizes

@@ -14,8 +14,6 @@ leaves room.
 Shapes: as in `layer_memory`, and V words on this rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple

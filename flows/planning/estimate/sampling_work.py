@@ -1,7 +1,5 @@
 """Counts the work of parts that sample, score completions or documents, or store a teacher's predictions."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, cast
 
 from flows.planning.estimate import flops

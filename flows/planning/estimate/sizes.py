@@ -4,8 +4,6 @@ optimizer, and a micro-batch. Memory, time and storage of training follow from t
 Invariant: a pure function of shapes and layout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Invariant: a number that depends on machines is None where the recipe has no `cluster:`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -6,8 +6,6 @@ Invariant: a pure function of recipe, listing of the sources, small files of the
 `@best:` references and selections alone, of the store.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Callable

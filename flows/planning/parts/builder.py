@@ -1,8 +1,6 @@
 """The builder that resolves stages of every kind: the graph so far, inputs by reference, and a list of
 problems."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator

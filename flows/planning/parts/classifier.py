@@ -5,8 +5,6 @@ A folder or file of a model is an input, by the digest of its content. Its small
 anything starts.
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import fsspec

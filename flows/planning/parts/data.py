@@ -1,7 +1,5 @@
 """Parts of the kinds that make data: `tokenizer`, `corpus`, `conversations`, `mixture`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any, cast

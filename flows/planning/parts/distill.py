@@ -1,8 +1,6 @@
 """The teacher of a `distill` stage: an input of every segment, or a part before it that stores the teacher's
 predictions."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from flows.planning.graph import Input

@@ -1,8 +1,6 @@
 """Learned weights: the sources for which a `domain_weights` stage learns them, and the mixtures that draw by
 them."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """The part of `evaluate_reward`, after the part of the model that it asks."""
 
-from __future__ import annotations
-
 from flows.planning.parts.builder import Builder, numbered, shared
 from flows.planning.parts.preferences import reward_inputs
 from specs.stages.evaluate_reward import EvaluateRewardPart, EvaluateRewardStage

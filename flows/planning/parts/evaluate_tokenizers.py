@@ -3,8 +3,6 @@
 Another tokenizer adds a part that counts, and reruns none of the existing counts.
 """
 
-from __future__ import annotations
-
 from flows.planning.graph import Input, Node
 from flows.planning.parts.builder import Builder, numbered, reads, shared
 from specs.errors import FieldPath

@@ -1,7 +1,5 @@
 """Parts of the kinds that measure, choose or export models: `evaluate`, `probe`, `select`, `export`."""
 
-from __future__ import annotations
-
 from itertools import chain
 from typing import Any, cast
 

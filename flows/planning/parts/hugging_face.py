@@ -4,8 +4,6 @@ an architecture other than Apertus, its folder as it is.
 They belong to the stage that names the model. Two stages that name the same model share them, as duplicates.
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 from flows.planning.graph import TOKENIZER

@@ -2,8 +2,6 @@
 
 Of these, training reads the last two."""
 
-from __future__ import annotations
-
 from typing import cast
 
 from apertus_model.files import read_text

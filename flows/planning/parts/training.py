@@ -1,7 +1,5 @@
 """Parts of the kinds that make checkpoints: a node per segment of every phase, and merges."""
 
-from __future__ import annotations
-
 from typing import cast
 
 from flows.planning.estimate.flops import training as flops_per_token

@@ -1,7 +1,5 @@
 """The data of a segment: its inputs, and the fields that follow from them, by what its kind trains on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 

@@ -4,8 +4,6 @@ Invariant: rows are decoded as they were given: a field that a row did not have 
 depth.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from typing import Any

@@ -6,8 +6,6 @@ all of it visible. Every step can be repeated, so each is tried again by itself,
 disk, whose failure ends the file (`storage/local.py`).
 """
 
-from __future__ import annotations
-
 import io
 import os
 import tempfile

@@ -14,8 +14,6 @@ cannot be read keeps its artifact; if it is not known what a reached artifact wa
 stays.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable

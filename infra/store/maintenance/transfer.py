@@ -7,8 +7,6 @@ are. What no marker names (logs, leases, attempts without result) is not copied,
 a finished part. A marker that the target has already is left as it is: the same fingerprint is the same work.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

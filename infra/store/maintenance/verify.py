@@ -7,8 +7,6 @@ The mark of a protected stage is never withdrawn. Stages that read a damaged art
 compared its digests when they read it.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 Invariant: no recipe is needed: `identity.json` of every artifact names its inputs by their place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

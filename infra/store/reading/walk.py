@@ -5,8 +5,6 @@ Invariant: one listing, and one read per marker. A file is named by its place in
 program does not know never counts as belonging to anything.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ settings and addresses. Clients find these before a request succeeds, so every t
 Invariant: errors are told apart here once, by the names of their classes, since no client is imported.
 """
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -19,8 +19,6 @@ sidecar if it has one; a marker a GET, a PUT and a GET. Committing a checkpoint 
 marker, whatever is stored already; finding the newest a GET and a listing that retention bounds.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -5,8 +5,6 @@ folder out (`on_error="omit"`, below the first folder whatever is asked for), an
 fingerprints by such a listing acts on a part of the files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -10,8 +10,6 @@ Invariants:
   second sync succeeds without them (Rebello et al., "Can Applications Recover from fsync Failures?", 2020).
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

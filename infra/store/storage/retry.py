@@ -6,8 +6,6 @@ after an exponentially growing, randomly shortened pause (Brooker, "Exponential 
 error about the file or the user (it does not exist, exists already, is not ours, the disk is full) is not.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -4,8 +4,6 @@ Invariant: an attempt writes below its own folder only, which becomes visible wh
 a checkpoint or a unit) is written, last. So an attempt that was thought dead cannot damage anything.
 """
 
-from __future__ import annotations
-
 import functools
 import platform
 import time

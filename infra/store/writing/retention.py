@@ -12,8 +12,6 @@ reference (`hold`), a pruner for references after it has removed the marker: one
 and if it is the pruner, it puts the marker back.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 
