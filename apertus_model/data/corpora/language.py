@@ -22,6 +22,13 @@ PREFIX = "__label__"
 MAGIC = 793712314
 _HEAD = struct.Struct("<2i 12i d 3i 2q")  # magic, version; settings; sizes of the dictionary
 _ENTRY = struct.Struct("<q b")  # count and type, after each word and label
+_PRUNED = struct.Struct("<2i")  # an n-gram that is kept, and its place
+_MATRIX = struct.Struct("<2q")  # rows and columns, before float32
+_QUANTISED = struct.Struct(
+    "<? 2q i"
+)  # whether norms are apart; rows, columns; bytes of the codes, which follow
+_QUANTISER = struct.Struct("<4i")  # dimensions and how they are divided, before the centroids in float32
+CENTROIDS = 256
 _LABEL = 1
 
 
@@ -67,18 +74,41 @@ def _load(url: str, scratch: Path) -> LanguageIdentifier:
 
 
 def labels_of(path: Path) -> frozenset[str]:
-    """The labels of a model, without fastText's prefix. ValueError for a file that is not a model, or ends
-    inside its dictionary: fastText would read on until memory is full."""
+    """The labels of a model, without fastText's prefix. ValueError for a file that is not a model, or is cut
+    off: fastText would read a dictionary on until memory is full, and the matrices after it as if whole."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if len(data) < _HEAD.size or _HEAD.unpack_from(data)[0] != MAGIC:
             raise ValueError("it does not begin like one")
-        entries, position = _HEAD.unpack_from(data)[15], _HEAD.size
-        labels = []
-        for _ in range(entries):
+        head, position, labels = _HEAD.unpack_from(data), _HEAD.size, []
+        for _ in range(head[15]):
             end = data.find(b"\0", position)
             if end < 0 or end + 1 + _ENTRY.size > len(data):
                 raise ValueError("its dictionary is cut off")
             if _ENTRY.unpack_from(data, end + 1)[1] == _LABEL:
                 labels.append(data[position:end].decode(errors="replace").removeprefix(PREFIX))
             position = end + 1 + _ENTRY.size
+        position += _PRUNED.size * max(0, head[19])
+        try:
+            input_quantised = data[position : position + 1] == b"\1"
+            position = _end_of_matrix(data, position + 1, input_quantised)
+            output_quantised = input_quantised and data[position : position + 1] == b"\1"
+            position = _end_of_matrix(data, position + 1, output_quantised)
+        except struct.error:
+            position = len(data) + 1
+        if position > len(data):
+            raise ValueError("its matrices are cut off")
     return frozenset(labels)
+
+
+def _end_of_matrix(data: mmap.mmap, position: int, quantised: bool) -> int:
+    """The place after a matrix. struct.error if its sizes lie beyond the data."""
+    if not quantised:
+        rows, columns = _MATRIX.unpack_from(data, position)
+        return position + _MATRIX.size + 4 * rows * columns
+    with_norms, rows, _, codes = _QUANTISED.unpack_from(data, position)
+    position = _end_of_quantiser(data, position + _QUANTISED.size + codes)
+    return _end_of_quantiser(data, position + rows) if with_norms else position
+
+
+def _end_of_quantiser(data: mmap.mmap, position: int) -> int:
+    return position + _QUANTISER.size + 4 * CENTROIDS * _QUANTISER.unpack_from(data, position)[0]

@@ -106,6 +106,32 @@ def test_a_model_that_is_cut_off_is_named(
         judge({"filter": "language", "model": str(cut), "languages": "all"})
 
 
+def test_a_model_is_refused_wherever_it_is_cut_off(language_model: Path, tmp_path: Path) -> None:
+    whole, cut = language_model.read_bytes(), tmp_path / "cut.bin"
+    for kept in range(1, len(whole)):
+        cut.write_bytes(whole[:kept])
+        with pytest.raises(ValueError, match=r"cut off|begin"):
+            labels_of(cut)
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_a_quantised_model_is_refused_if_it_is_cut_off(tmp_path: Path, norms: bool) -> None:
+    """Which the library writes: codes of rows, and centroids, instead of numbers."""
+    import fasttext
+
+    text, model_file, cut = tmp_path / "text", tmp_path / "lid.ftz", tmp_path / "cut.ftz"
+    text.write_text("".join(f"__label__{word % 3} word{word} other{word}\n" for word in range(400)))
+    model = fasttext.train_supervised(str(text), dim=6, epoch=1, thread=1, verbose=0)
+    model.quantize(input=str(text), qnorm=norms, cutoff=300, retrain=False, thread=1)
+    model.save_model(str(model_file))
+    assert labels_of(model_file) == {"0", "1", "2"}
+    whole = model_file.read_bytes()
+    for missing in (1, 20, 100, 1000, len(whole) // 2):
+        cut.write_bytes(whole[:-missing])
+        with pytest.raises(ValueError, match="cut off"):
+            labels_of(cut)
+
+
 def test_error_names_a_file_that_is_not_a_model(judge: Judge, tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"no model")
     with pytest.raises(SourceError, match=r"model\.bin' is not a fastText model"):
