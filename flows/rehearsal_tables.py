@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from apertus_model.rehearsal.records import KINDS, PartResult, Rehearsed
 from flows.format import amount, duration, flop, size
+from specs.errors import counted
 
 LONGEST = 12  # operators
 
@@ -56,7 +57,7 @@ def _memory(part: PartResult) -> RehearsalTable:
         "kept: activations; gathered: communication; difference: of the plan's estimate; of plan: FLOPs"
         " beside the formula, whose scores are not computed again"
     )
-    title = f"memory of a GPU at the peak of a step, of {part.gpus:,} GPUs"
+    title = f"memory of a GPU at the peak of a step, of {counted(part.gpus, 'GPU')}"
     return RehearsalTable(title, headings, rows, 0, caption, ("stage", "of plan", "FLOPs"))
 
 

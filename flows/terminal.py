@@ -62,9 +62,11 @@ def table(
     rows: list[list[str]],
     *,
     optional: tuple[str, ...] = (),
+    folded: str = "",
     width: int | None = None,
 ) -> Table:
-    """A table whose columns keep their width, but for the last; numbers are right-aligned. `optional` columns
+    """A table whose columns keep their width, but for the `folded` one, by default the last; numbers are
+    right-aligned. `optional` columns
     are left out if they are empty, or, in their order, while the table is wider than `width`; the caption
     names the latter."""
     shown = [
@@ -76,17 +78,18 @@ def table(
         [Text.from_markup(cell, emoji=False) for cell in column] for column in zip(*rows, strict=True)
     ] or [[] for _ in headings]
     numbers = {name for name, column in zip(headings, cells, strict=True) if _has_numbers(column)}
-    room, cut = dict(zip(headings, _widths(headings, cells), strict=True)), []
+    folded = folded or headings[-1]
+    room, cut = dict(zip(headings, _widths(headings, cells, folded), strict=True)), []
     padding = 1 if width is None or _needed(room, shown, 1) <= width else 0
     for name in (name for name in optional if name in shown):
         if width is not None and _needed(room, shown, padding) > width:
             shown.remove(name)
             cut.append(name)
     caption = "; ".join(part for part in (caption, f"no room for: {', '.join(cut)}" if cut else "") if part)
-    filled = empty_table(title, shown, numbers=numbers, folded=shown[-1:])
+    filled = empty_table(title, shown, numbers=numbers, folded=[folded])
     filled.caption, filled.caption_justify, filled.padding = caption, "left", (0, padding, 0, 0)
-    for name, column in zip(shown[:-1], filled.columns, strict=False):
-        column.min_width = room[name]
+    for name, column in zip(shown, filled.columns, strict=True):
+        column.min_width = None if name == folded else room[name]
     for row in rows:
         filled.add_row(*(row[headings.index(name)] for name in shown))
     return filled
@@ -97,14 +100,16 @@ def _has_numbers(column: list[Text]) -> bool:
     return bool(filled) and all(map(NUMBER.fullmatch, filled))
 
 
-def _widths(headings: tuple[str, ...], cells: list[list[Text]]) -> list[int]:
-    """The width of each column: that of its longest cell, or of the longest word in the last column."""
-    widths = [
-        max(len(name), *(cell.cell_len for cell in column), 0)
-        for name, column in zip(headings, cells, strict=True)
-    ]
-    words = [len(word) for cell in cells[-1] for word in cell.plain.split()]
-    return [*widths[:-1], max(len(headings[-1]), min(LONG_WORD, max(words, default=0)))]
+def _widths(headings: tuple[str, ...], cells: list[list[Text]], folded: str) -> list[int]:
+    """The width of each column: that of its longest cell, or of the longest word in the folded column."""
+    widths = []
+    for name, column in zip(headings, cells, strict=True):
+        lengths = [cell.cell_len for cell in column]
+        if name == folded:
+            words = [len(word) for cell in column for word in cell.plain.split()]
+            lengths = [min(LONG_WORD, max(words, default=0))]
+        widths.append(max(len(name), *lengths, 0))
+    return widths
 
 
 def _needed(room: dict[str, int], shown: list[str], padding: int) -> int:

@@ -21,7 +21,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticUndefined
-from pydantic_core.core_schema import no_info_after_validator_function
+from pydantic_core.core_schema import no_info_after_validator_function, no_info_before_validator_function
 
 from specs.redaction import without_credentials
 from specs.units import Budget, Reference
@@ -56,7 +56,32 @@ class _WithoutCredentials:
         schema = handler(source)
         of_model = isinstance(source, type) and issubclass(source, BaseModel)
         without_texts = of_model or schema["type"] in ("bool", "int", "float", "literal")
+        schema = _with_numbers(schema)
         return schema if without_texts else no_info_after_validator_function(_checked, schema)
+
+
+def _with_numbers(schema: Any) -> Any:
+    """The schema of a field in which every number, but for those of models, is checked by `_number`."""
+    if schema["type"] in ("int", "float"):
+        return no_info_before_validator_function(_number, schema)
+    if schema["type"] != "model":
+        for key in ("schema", "items_schema", "keys_schema", "values_schema"):
+            if isinstance(schema.get(key), dict):
+                schema[key] = _with_numbers(schema[key])
+        if schema["type"] == "union":
+            schema["choices"] = [_with_numbers(choice) for choice in schema["choices"]]
+        if schema["type"] == "tagged-union":
+            schema["choices"] = {tag: _with_numbers(choice) for tag, choice in schema["choices"].items()}
+        if schema["type"] == "tuple":
+            schema["items_schema"] = [_with_numbers(item) for item in schema["items_schema"]]
+    return schema
+
+
+def _number(value: Any) -> Any:
+    """Pydantic would take true for 1."""
+    if isinstance(value, bool):
+        raise ValueError(f"{str(value).lower()} is no number; write a number")
+    return value
 
 
 def _checked(value: Any) -> Any:
@@ -119,8 +144,8 @@ class Spec(Strict):
                 info.metadata.append(_WithoutCredentials)  # before the class is built
 
     def conflicts(self) -> Iterator[str]:
-        """Why fields do not fit together, with what to do; the first reason is told. A class states its own:
-        those of its bases are asked for before."""
+        """Why fields do not fit together, with what to do; the first reason is told. A class states its own,
+        without super(): those of its bases are asked for before."""
         yield from ()
 
     @model_validator(mode="after")

@@ -55,7 +55,9 @@ class LengthFilter(CutoffFilter):
     def conflicts(self) -> Iterator[str]:
         least = max(self.min_characters, *self.cutoffs.values(), 0)
         if self.max_characters is not None and least > self.max_characters:
-            limits = f"at least {least:.15g} and at most {self.max_characters}"
+            limits = (
+                f"at least {least:{'.0f' if least == int(least) else 'g'}} and at most {self.max_characters}"
+            )
             yield f"no document has {limits} characters; lower min_characters"
 
 

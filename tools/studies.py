@@ -2,21 +2,19 @@
 machine that ran them, which docs/studies.jsonl holds, a line for each.
 
     for recipe in specs/recipes/*-mini.yaml; do apertus run $recipe --store results; done
-    python -m tools.studies results             # or no store, for a page of what is recorded
+    python -m tools.studies "a laptop=results"      # or nothing, for a page of what is recorded
 
-Invariant: a result is recorded once its study is complete, and dropped when a part of the study or a figure
-with claims is another one.
+Invariant: a result is recorded once its study is complete, in place of an earlier one of the same machine. It
+is dropped, which is told, when a part of the study or a figure with claims is another one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,13 +44,12 @@ HEAD = """\
 # The studies
 
 Each row is a claim, of a paper or of a control, tested by a recipe that two cores run in minutes.
-`python -m tools.studies` writes this page from stored results; `make test-all` runs the studies again and
+`python -m tools.studies` writes this page from recorded results; `make test-all` runs the studies again and
 compares the verdicts.
 
 A number is a difference (for a correlation, r) in the unit of the recipe's figure, which may not be the
 paper's: its mean over seeds, with the 95% interval (Student's t; Fisher's for a correlation), one for each
-machine. The time is that of a study's run on the fastest machine: a slower one, or one that does other
-work, took up to {slowest:.1f} times that.
+machine that has it. The time is that of a study's run on two idle cores of the machine that needed least.
 
 - *Shown*: the interval lies on the side of 0 that the claim states.
 - *The opposite*: the interval lies on the other side of 0.
@@ -79,11 +76,12 @@ class Result(BaseModel):
 
     study: str
     identity: str
+    machine: str
     date: str
     python: str
     parts: int
-    seconds: float  # of its runs
-    claims: dict[str, Number]
+    seconds: float | None  # of its runs; None if other work ran beside them
+    claims: dict[str, Number]  # by figure and claim
 
 
 class Study(NamedTuple):
@@ -94,12 +92,12 @@ class Study(NamedTuple):
     results: list[Result]
 
     def claims(self) -> Iterator[list[Tested]]:
-        """Each claim on every machine that measured it; one without a number if none did."""
-        for figure in self.pipeline.figures.values():
+        """Each claim on every machine that has a number; one without a number if none has."""
+        for name, figure in self.pipeline.figures.items():
             for text, claim in figure.claims.items():
-                yield [Tested(text, claim, *result.claims[text]) for result in self.results] or [
-                    Tested(text, claim, None, 0)
-                ]
+                numbers = [result.claims[f"{name}: {text}"] for result in self.results]
+                measured = [Tested(text, claim, *number) for number in numbers if number.number is not None]
+                yield measured or [Tested(text, claim, None, 0)]
 
 
 class _Mark(NamedTuple):
@@ -122,23 +120,27 @@ class _Row(NamedTuple):
     marks: list[_Mark]
 
 
-def measured(study: Study, store: Store) -> Result | None:
-    """The result of a study in a store; None if the study is not complete there."""
-    run = collect(make(study.pipeline, store))
+def measured(study: Study, machine: str, store: Store) -> Result | None:
+    """The result of a study in the store of a machine; None if the study is not complete there."""
+    name, plan = study.pipeline.name, make(study.pipeline, store)
+    run, places = collect(plan), {(node.path, node.end_step) for node in plan.graph.nodes.values()}
     if any(experiment.missing for experiment in run.experiments.values()):
         return None
-    name = study.pipeline.name
     records = [runs.read(store, name, stamp) for stamp in runs.stamps(store, name)]
+    # a run of another version of the recipe has other places; a selection changes some of them within a run
+    own = [record for record in records if 2 * len(places & {*record.parts.values()}) > len(places)]
+    ends = [record.end for record in own if record.end is not None]
     return Result(
         study=name,
         identity=study.identity,
-        date=f"{datetime.now(UTC):%Y-%m-%d}",
-        python=platform.python_version(),
+        machine=machine,
+        date=ends[-1].started[:10] if ends else "",
+        python=", ".join(run.versions.get("python", [])),
         parts=len(run.parts),
-        seconds=sum(record.end.seconds for record in records if record.end is not None),
+        seconds=round(sum(end.seconds for end in ends), 1) or None,
         claims={
-            claim.text: Number(claim.number, claim.seeds, claim.left_out)
-            for experiment in run.experiments.values()
+            f"{figure}: {claim.text}": Number(claim.number, claim.seeds, claim.left_out)
+            for figure, experiment in run.experiments.items()
             for claim in claims_of(experiment)
         },
     )
@@ -161,9 +163,7 @@ def verdict(claims: Sequence[Tested]) -> str:
 
 def page(studies: Sequence[Study]) -> str:
     count = sum(claims[0].number is not None for study in studies for claims in study.claims())
-    times = [[result.seconds for result in study.results] for study in studies if study.results]
-    slowest = max((max(seconds) / min(seconds) for seconds in times), default=1)
-    head = HEAD.format(claims=counted(count, "measured claim"), slowest=slowest)
+    head = HEAD.format(claims=counted(count, "measured claim"))
     return "\n".join([head, *_sections(studies)])
 
 
@@ -173,8 +173,8 @@ def _sections(studies: Sequence[Study]) -> Iterator[str]:
         yield f"## {pipeline.description}\n"
         about = [f"[`{pipeline.name}`](../specs/recipes/{pipeline.name}.yaml)"]
         if results:
-            about += [f"{results[0].parts} parts", duration(min(result.seconds for result in results))]
-            about += [counted(len(results), "machine")]
+            about += [f"{results[0].parts} parts", counted(len(results), "machine")]
+            about += [duration(min(times))] if (times := [r.seconds for r in results if r.seconds]) else []
         yield f"{', '.join(about)}\n"
         yield f"![The claims, each with its interval]({IMAGES}/{pipeline.name}.svg)\n"
         yield "| claim | paper | here | verdict |\n|---|---|---|---|"
@@ -191,8 +191,9 @@ def picture(study: Study) -> str:
         trim_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     rows = [_row(claims) for claims in study.claims()]
+    step = max(STEP, APART * (len(study.results) + 1))
     return environment.get_template("studies.svg.jinja").render(
-        width=LABEL + 2 * HALF + NUMBER, height=TOP + STEP * len(rows), top=TOP, step=STEP,
+        width=LABEL + 2 * HALF + NUMBER, height=TOP + step * len(rows), top=TOP, step=step,
         middle=LABEL + HALF, half=HALF, rows=rows,
     )  # fmt: skip
 
@@ -216,17 +217,22 @@ def recorded() -> Iterator[Study]:
         pipeline = load(recipe)
         if any(figure.claims for figure in pipeline.figures.values()):
             own = identity(pipeline)
-            yield Study(pipeline, own, [result for result in record if result.identity == own])
+            of_study = [result for result in record if result.study == pipeline.name]
+            for result in of_study:
+                if result.identity != own:
+                    print(f"dropped: {result.study} of {result.machine}, of other parts", file=sys.stderr)
+            yield Study(pipeline, own, [result for result in of_study if result.identity == own])
 
 
 def main(stores: Sequence[str]) -> None:
     studies = list(recorded())
-    for study, url in product(studies, stores):
-        result = measured(study, Store.open(url))
+    for study, (machine, _, url) in product(studies, [named.partition("=") for named in stores]):
+        result = measured(study, machine, Store.open(url))
         if result is None:
             print(f"{url} has no complete {study.pipeline.name}", file=sys.stderr)
-        elif all(result.claims != known.claims for known in study.results):
-            study.results.append(result)
+            continue
+        others = [known for known in study.results if known.machine != machine]
+        study.results[:] = [*others, result]
     record = [result.model_dump_json() for study in studies for result in study.results]
     RECORD.write_text("\n".join(record) + "\n")
     for study in studies:

@@ -8,9 +8,10 @@ finished and been planned with. In Prefect's task runner, the next part would st
 
 The flow runs in this process, without a server or with that of `PREFECT_API_URL`; `prefect.yaml` deploys it.
 
-Invariants: a part starts when all its inputs, and all stages in its `after`, have finished. A failure stops
-only parts that depend on it. However the flow ends, its stages are told to stop, and it waits for them. Its
-state is Cancelled when a person has stopped it (a cancellation, Ctrl-C), and Crashed when anything else has.
+Invariants: a part starts when all of the run that it reads, or names under `after`, has finished; one that a
+later plan gives other inputs is made again. A failure stops only parts that depend on it. However the flow
+ends, its stages are told to stop, and it waits for them. Its state is Cancelled when a person has stopped it
+(a cancellation, Ctrl-C), and Crashed when anything else has.
 """
 
 import itertools
@@ -124,19 +125,27 @@ class Session:
         self.observer = _Logged(run.observer)
         self.runner = Runner(run.plan, self.observer, profile=run.profile)
         self.worker = os.getppid() if runtime.deployment.id is not None else None
+        self.begun: dict[
+            str, Step
+        ] = {}  # by name of the part; a plan made later may have another of this name
 
-    def needs(self, besides: Container[str] = ()) -> dict[str, set[str]]:
-        """The parts of the run, other than those `besides`, each with the parts of the run that must finish
+    def needs(self, without: Container[str] = ()) -> dict[str, set[str]]:
+        """The parts of the run, `without` some of them, each with the parts of the run that must finish
         before it. A duplicate waits for the part that does its work."""
         graph = self.plan.graph
         chosen = {name for name, node in graph.nodes.items() if node.stage in self.chosen}
         needs = {}
         for name, node in graph.nodes.items():
-            if name in chosen and name not in besides:
+            if name in chosen and name not in without:
                 before = {other.name for stage in graph.after[node.stage] for other in graph.of(stage)}
                 work = {graph.duplicates[name]} if name in graph.duplicates else set[str]()
                 needs[name] = chosen & {*graph.parents(node), *before, *work}
         return needs
+
+    def planned(self, name: str) -> bool:
+        """Whether the plan still has the part that was begun under this name."""
+        node, begun = self.plan.graph.nodes.get(name), self.begun[name].node
+        return node is not None and (node.path, node.end_step) == (begun.path, begun.end_step)
 
 
 def _worth_another_try(task_: Any, run: Any, state: Any) -> bool:
@@ -149,12 +158,12 @@ def run_part(name: str, session: Session) -> Any:
     """Runs one part, or finds it finished (state *Cached*)."""
     logger = get_run_logger()
     session.observer.loggers[name] = logger
-    before = session.plan.steps[name]
+    before = session.begun[name]
     logger.info("%s: %s", before.action, before.reason)
     if before.action != "reuse":
         session.observer.bars[name] = ProgressBar(session.plan.pipeline.name, name)
     with _secrets_kept():
-        step = session.runner.run(name)
+        step = session.runner.run(before.node)
         publish_results(step, session.plan)
     if name in session.observer.bars:
         session.observer.bars.pop(name).finish()
@@ -194,6 +203,7 @@ def walk(session: Session) -> None:
                 failed[name] = f"not run, since {', '.join(sorted(lost))} did not finish"
             elif needed <= finished and len(running) < concurrency:
                 del waiting[name]
+                session.begun[name] = session.plan.steps[name]
                 read = [futures[other] for other in needed]
                 futures[name] = part.submit(name, session, wait_for=read, return_state=False)
                 running.add(name)
@@ -212,15 +222,19 @@ def walk(session: Session) -> None:
             running.remove(name)
             futures[name].wait()
             state = futures[name].state
+            before = session.plan
             if state.is_completed():
                 begin()  # others, while this thread plans again; those that read this one come after it
                 finished.add(name)
-                before = session.plan
                 _settle(session, name)
-                if session.plan is not before:  # which may cut a stage into other parts
-                    waiting = session.needs(besides=futures.keys() | failed.keys())
-            else:
+            elif session.planned(name):
                 failed[name] = _reason(state)
+            if session.plan is not before or not session.planned(name):
+                for other in [*futures.keys() - running]:
+                    if not session.planned(other):  # it has other inputs now, or other parts took its place
+                        finished.discard(other)
+                        del futures[other]
+                waiting = session.needs(without=futures.keys() | failed.keys())
     except BaseException as error:
         cause = str(error) if isinstance(error, KeyboardInterrupt) else ""
         runner.stop(f"the run was stopped by {cause or STOPPED_BY.get(type(error).__name__, repr(error))}")
@@ -238,11 +252,12 @@ def _settle(session: Session, finished: str) -> None:
     before anything trains on it, and `@best:` is known when its stage has finished. It retries while storage
     is unavailable, as for a part; other parts continue meanwhile."""
     pipeline, retries = session.plan.pipeline, session.plan.pipeline.retries
-    node = session.plan.graph.nodes[finished]
+    node = session.begun[finished].node
     for before in itertools.count():
         try:
             if not session.plan.graph.plan_depends_on(node, pipeline):
-                session.plan.steps[finished] = decide(node, session.plan)
+                if session.planned(finished):
+                    session.plan.steps[finished] = decide(node, session.plan)
                 return
             plan = make(pipeline, session.plan.store)
             session.runner.adopt(plan)

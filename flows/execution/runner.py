@@ -119,10 +119,10 @@ class Runner:
         for process in running:
             process.stop(reason)
 
-    def run(self, name: str) -> Step:
+    def run(self, node: Node) -> Step:
         """Runs a part unless it is finished, and returns its step. After a StageFailed with `again`, the next
         call for the part waits first, as the recipe's `retries` say. May raise GateFailed or Interrupted."""
-        node = self.plan.graph.nodes[name]
+        name = node.name
         if failed := self._failed.get(name, 0):
             wait = self.plan.pipeline.retries.wait(failed - 1)
             if wait and not self.stopping:

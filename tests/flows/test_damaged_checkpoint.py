@@ -117,7 +117,9 @@ def test_a_checkpoint_with_a_flipped_bit_is_withdrawn_and_the_one_before_it_is_u
     assert set(artifact.checkpoint(last).files) == {"rank-00000.safetensors", "index.json"}
     flip(artifact, last, name)
     notes = Notes()
-    assert Runner(plan, notes).run(PART).action == "reuse"  # in one call: no retry of the flow is used up
+    assert (
+        Runner(plan, notes).run(plan.graph.nodes[PART]).action == "reuse"
+    )  # in one call: no retry of the flow is used up
     assert stages.resumed == [last, last - 1]
     [note] = notes.notes
     assert f"checkpoint {last} is withdrawn, the one before it is used" in note
@@ -134,7 +136,7 @@ def test_each_damaged_checkpoint_is_found_in_turn_down_to_a_new_beginning(
     artifact = trained(plan)
     for step in artifact.checkpoint_steps():
         flip(artifact, step, "rank-00000.safetensors")
-    Runner(plan, Notes()).run(PART)
+    Runner(plan, Notes()).run(plan.graph.nodes[PART])
     assert stages.resumed == [stages.end - 1, stages.end - 2, stages.end - 3, None]
 
 
@@ -154,7 +156,7 @@ def test_a_damaged_checkpoint_that_a_rollback_needs_is_made_again(
         stages._train(attempt, *rest)
 
     monkeypatch.setattr(train, "run", train_without)
-    Runner(plan, notes).run(PART)
+    Runner(plan, notes).run(plan.graph.nodes[PART])
     assert stages.resumed == [stages.end - 1, stages.end - 3]
     assert [note.split(" is")[0] for note in notes.notes] == [
         f"checkpoint {stages.end - 1}",
@@ -175,7 +177,7 @@ def test_a_checkpoint_that_is_sound_when_it_is_read_again_is_kept(
 
     monkeypatch.setattr(train, "run", broken_memory)
     with pytest.raises(StageFailed, match="a second reading found no damage") as caught:
-        Runner(plan, Notes()).run(PART)
+        Runner(plan, Notes()).run(plan.graph.nodes[PART])
     assert caught.value.again
     assert artifact.checkpoint_steps() == kept
 
@@ -194,6 +196,6 @@ def test_the_damaged_checkpoint_of_another_part_is_not_withdrawn(
 
     monkeypatch.setattr(train, "run", load)
     with pytest.raises(StageFailed, match=r"is damaged: .*apertus verify --all --fix") as caught:
-        Runner(plan, Notes()).run(PART)
+        Runner(plan, Notes()).run(plan.graph.nodes[PART])
     assert not caught.value.again
     assert parent.step in other.checkpoint_steps()

@@ -45,17 +45,18 @@ RECIPE = (
 
 class Parts:
     """In place of the task: a part is committed in the moment in which it is submitted, to the checkpoints
-    that it names. Until `stop`."""
+    that it names. Until `stop`. Those with `late` in their names end with the part `chosen`."""
 
-    def __init__(self, stop: str = "") -> None:
-        self.stop = stop
+    def __init__(self, stop: str = "", late: str = "//") -> None:
+        self.stop, self.late = stop, late
+        self.held: list[Callable[[None], None]] = []
         self.made: list[tuple[str, int | None]] = []
 
     def with_options(self, **_: Any) -> Parts:
         return self
 
     def submit(self, name: str, session: Session, *, wait_for: list[Any], return_state: bool) -> Any:
-        node = session.runner.plan.graph.nodes[name]
+        node = session.begun[name].node
         assert {future.name for future in wait_for} == session.needs()[name]
         if name == self.stop:
             raise KeyboardInterrupt
@@ -64,8 +65,16 @@ class Parts:
         commit(session.runner.plan, node)
         self.made.append((node.path, node.end_step))
         state = SimpleNamespace(is_completed=lambda: True)
-        future = {"state": state, "wait": lambda: None, "add_done_callback": lambda call: call(None)}
-        return SimpleNamespace(name=name, **future)
+        future = SimpleNamespace(name=name, state=state, wait=lambda: None, add_done_callback=self.call)
+        if self.late in name:
+            future.add_done_callback = self.held.append
+        elif name == "chosen":
+            future.add_done_callback = lambda call: [done(None) for done in (call, *self.held)]
+        return future
+
+    @staticmethod
+    def call(done: Callable[[None], None]) -> None:
+        done(None)
 
 
 def commit(plan: Plan, node: Node) -> None:
@@ -88,15 +97,17 @@ def commit(plan: Plan, node: Node) -> None:
         )
         attempt.commit_checkpoint(step, facts, files=sealed(attempt, step))
     tokens = {"train": {"tokens": 40_000}} if node.kind == "corpus" else {}
-    attempt.commit(metrics={"perplexity": 10.0, "chosen": CHOSEN} | tokens, step=node.end_step)
+    shares = dict.fromkeys(("share/padding", "share/cropped", "share/cropped_by_windows"), 0.0)
+    metrics = {"perplexity": 10.0, "chosen": CHOSEN, "rows": 1} | shares  # the latter of best-fit packing
+    attempt.commit(metrics=metrics | tokens, step=node.end_step)
 
 
 @pytest.fixture
 def walked(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Parts]:
     """`walked("evaluate")`: walks the recipe until that part, which is interrupted."""
 
-    def run(stop: str = "", recipe_text: str = RECIPE) -> Parts:
-        recipe, parts = load(write_recipe(tmp_path, recipe_text)), Parts(stop)
+    def run(stop: str = "", recipe_text: str = RECIPE, late: str = "//") -> Parts:
+        recipe, parts = load(write_recipe(tmp_path, recipe_text)), Parts(stop, late)
         monkeypatch.setattr(pipeline, "run_part", parts)
         session = Session(Run(make(recipe, store), Notes(), Profile()), set(recipe.stages))
         session.runner.prepare()
@@ -151,3 +162,39 @@ def test_a_stage_that_is_cut_otherwise_once_the_best_step_is_known_runs_in_its_n
     parts = runs.last(store, "tiny").parts
     assert [name for name in parts if name.startswith("again")] == ["again/1", "again/2"]
     assert set(made) == set(parts.values())
+
+
+def test_a_part_that_began_with_other_inputs_is_made_again(
+    walked: Callable[..., Parts], store: Store
+) -> None:
+    """`fresh` skips what `again` has drawn; when it begins, the best step of that one's parent is unknown."""
+    rest = """\
+  again: {{kind: cooldown, from: pretrain@best:val_loss, mixture: main, global_batch_size: rest of parent,
+    budget: 6 steps, validation: {{interval: 0}}}}
+  rest: {{kind: mixture, weights: {{corpus/notes: 1}}, max_repetition: 100, exclude: [again]}}
+  fresh: {{kind: pretrain, mixture: rest, sequence_length: 32, global_batch_size: 4, budget: 4 steps,
+    model: {{dim: 32, n_layers: 2, n_heads: 2, n_kv_heads: 1, head_dim: 16, ffn_dim: 64, vocab_size: 512}},
+    optimizer: {{lr: 1e-2}}, schedule: {{warmup: 1 steps}}, precision: {{param: float32}}}}
+  after: {{kind: export, from: fresh}}
+"""
+    made = [path for path, _ in walked(recipe_text=RECIPE + rest).made]
+    parts = runs.last(store, "tiny").parts
+    before = {parts[f"pretrain/{number}"][0] for number in (1, 2, 3)}
+    fresh = [path for path in made if path.startswith("pretrain/") and path not in before]
+    assert len(fresh) == 2 and fresh[1] == parts["fresh"][0] and parts["after"][0] in made
+
+
+def test_a_part_that_is_needed_no_more_ends_without_a_word(
+    walked: Callable[..., Parts], store: Store
+) -> None:
+    """The rows for the length of the first candidate, which stands in for the chosen one."""
+    packed = """\
+  packed: {{kind: cooldown, from: chosen, mixture: main, packing: best-fit, budget: 4 steps,
+    validation: {{interval: 0}}}}
+"""
+    longer = RECIPE.replace("budget: 7 steps,", "budget: 7 steps, sequence_length: 64, global_batch_size: 4,")
+    recipe = longer.replace("stages:", "concurrency: 2\nstages:", 1) + packed
+    made = walked(recipe_text=recipe, late="packing-32").made
+    parts = runs.last(store, "tiny").parts
+    assert "packed/packing-64/corpus/notes" in parts and "packed/packing-32/corpus/notes" not in parts
+    assert set(parts.values()) < set(made)  # and the rows that nobody reads

@@ -65,6 +65,17 @@ def test_a_value_of_a_wrong_type_is_named_with_its_place_whatever_the_field(valu
             assert "nput should" not in problem.message and " valid " not in problem.message
 
 
+def test_true_is_no_number_whatever_the_field() -> None:
+    """Python takes it for 1."""
+    tried = [place for place in PLACES if place.of and place.accepts(3) and not place.accepts(True)]
+    assert len(tried) > 200
+    for place in tried:
+        problems = [
+            one for one in explained(place.document(True)) if one.path[: len(place.path)] == place.path
+        ]
+        assert problems, dotted(place.path)
+
+
 def test_a_missing_field_is_named_with_the_line_of_what_lacks_it() -> None:
     count = 0
     for place in PLACES:

@@ -8,6 +8,7 @@ Invariants:
 """
 
 import json
+import resource
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,8 @@ class AllConversations:
         seen: dict[int, list[Artifact]] | None = None,
     ) -> None:
         """`seen`: the artifacts under `not_in`, by step."""
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a task has six files open
         self._files = tasks
         self._tasks = [Shard([files[name] for name in SHARD_FILES], vocab_size) for files in tasks]
         self._vocab_size = vocab_size

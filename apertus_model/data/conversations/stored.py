@@ -100,7 +100,8 @@ class ConversationShards:
 
 
 class Shard:
-    """The files of one shard, by `SHARD_SUFFIXES`, opened when they are needed. Pickled by its paths."""
+    """The files of one shard, in the order of `SHARD_SUFFIXES`, opened when they are needed. Pickled by its
+    paths."""
 
     def __init__(self, paths: Sequence[Path], vocab_size: int) -> None:
         self._paths = list(paths)

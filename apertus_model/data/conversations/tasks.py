@@ -187,9 +187,11 @@ class _TaskWriter:
     def __exit__(self, *error: Any) -> None:
         self._rejects.__exit__(*error)
         self._masks.close()
-        complete_array(self._mask_values, self.files["masks.npy"], np.dtype(np.uint8))
         self._lines.close()
         self._tokens.close()
+        if error[0] is not None:
+            return
+        complete_array(self._mask_values, self.files["masks.npy"], np.dtype(np.uint8))
         kinds = len(self._replacer.kinds)
         np.save(self.files["index.npy"], np.array(self._records, record_type(kinds)))
         for step, values in self._compared.items():

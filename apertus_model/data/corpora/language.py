@@ -24,9 +24,7 @@ _HEAD = struct.Struct("<2i 12i d 3i 2q")  # magic, version; settings; sizes of t
 _ENTRY = struct.Struct("<q b")  # count and type, after each word and label
 _PRUNED = struct.Struct("<2i")  # an n-gram that is kept, and its place
 _MATRIX = struct.Struct("<2q")  # rows and columns, before float32
-_QUANTISED = struct.Struct(
-    "<? 2q i"
-)  # whether norms are apart; rows, columns; bytes of the codes, which follow
+_QUANTISED = struct.Struct("<? 2q i")  # whether norms are apart; rows, columns; bytes of the codes after it
 _QUANTISER = struct.Struct("<4i")  # dimensions and how they are divided, before the centroids in float32
 CENTROIDS = 256
 _LABEL = 1

@@ -22,7 +22,8 @@ def show_part(console: Console, part: PartResult) -> None:
     width = console.width
     for each in tables(part):
         title, rows = escape(f"{part.part}: {each.title}"), [list(map(escape, row)) for row in each.rows]
-        console.print(table(title, each.caption, each.headings, rows, optional=each.optional, width=width))
+        room = {"optional": each.optional, "folded": each.headings[0], "width": width}
+        console.print(table(title, each.caption, each.headings, rows, **room))
         console.print()
 
 

@@ -88,6 +88,7 @@ def verify(
     """Reads and checks artifacts; by default all of the store, with its records of runs and inputs.
     `on_progress` is called with bytes done and bytes in all."""
     result = Verified()
+    store.without_checksum.clear()  # of what was read before
     everything = artifacts(list_files(store))
     with ThreadPoolExecutor(READERS, "verify") as pool:
         named = _read_markers(store, pool, everything, set(everything if chosen is None else chosen), result)

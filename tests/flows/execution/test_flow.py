@@ -35,6 +35,7 @@ def test_planning_again_waits_for_a_storage_that_is_away(
     plan, notes = planned(*at_once), Notes()
     Runner(plan, notes).prepare()
     session = pipeline.Session(pipeline.Run(plan, notes, Profile()), set(plan.pipeline.stages))
+    session.begun = {"tokenizer": plan.steps["tokenizer"]}
     answers: list[Plan | StorageError] = [StorageError("the storage failed 7 times")] * 2
 
     def away(*arguments: Any) -> Plan:

@@ -82,7 +82,7 @@ def test_a_log_that_cannot_be_stored_does_not_hide_why_a_stage_failed(
     monkeypatch.setattr(Store, "upload", fail)
     plan, notes = planned(), Notes()
     with pytest.raises(StageFailed, match=r"tokenizer: the corpus is empty \(log: could not be stored\)"):
-        Runner(plan, notes).run("tokenizer")
+        Runner(plan, notes).run(plan.graph.nodes["tokenizer"])
     assert notes.notes == ["tokenizer: its log could not be stored: the storage failed 7 times"]
 
 
@@ -104,9 +104,9 @@ def test_a_stage_stopped_from_outside_interrupts_the_run(
     runner.prepare()
     first = next(name for name, node in plan.graph.nodes.items() if not plan.graph.parents(node))
     with pytest.raises(Interrupted, match="was interrupted: the job ends in 300 s"):
-        runner.run(first)
+        runner.run(runner.plan.graph.nodes[first])
     with pytest.raises(Interrupted, match="was not started: the job ends in 300 s"):
-        runner.run(first)
+        runner.run(runner.plan.graph.nodes[first])
 
 
 def test_a_job_has_the_workers_of_the_profile_where_the_recipe_states_none(
@@ -126,7 +126,7 @@ def test_a_job_has_the_workers_of_the_profile_where_the_recipe_states_none(
         runner = Runner(plan, Notes(), profile=profile)
         runner.prepare()
         with pytest.raises(Interrupted):
-            runner.run("corpus/notes")
+            runner.run(runner.plan.graph.nodes["corpus/notes"])
     found = [(one.executor, one.worker_count) for one in seen]
     assert found == [("slurm", 9), ("local", 1)]
 
@@ -167,9 +167,9 @@ def test_a_job_that_the_cluster_did_not_take_is_worth_another_try(
     runner = Runner(plan, Notes(), profile=Profile(launcher="slurm", stages="all"))
     runner.prepare()
     with pytest.raises(StageFailed, match="sbatch refused the job: Socket timed out") as caught:
-        runner.run(first)
+        runner.run(runner.plan.graph.nodes[first])
     assert caught.value.again
-    assert runner.run(first).action == "reuse"
+    assert runner.run(runner.plan.graph.nodes[first]).action == "reuse"
 
 
 def test_a_run_refers_to_the_checkpoints_that_its_parts_start_from(planned: Planned) -> None:
@@ -199,7 +199,7 @@ def failures(runner: Runner, name: str) -> list[bool]:
     again = []
     while Failing.todo:
         with pytest.raises(StageFailed, match="the node lost its network") as caught:
-            runner.run(name)
+            runner.run(runner.plan.graph.nodes[name])
         again.append(caught.value.again)
     return again
 
@@ -249,7 +249,7 @@ def test_a_storage_that_is_away_while_a_part_is_begun_is_waited_for(
     again = []
     for _ in range(3):
         with pytest.raises(StageFailed, match="the storage failed 7 times") as caught:
-            runner.run("pretrain/2")
+            runner.run(runner.plan.graph.nodes["pretrain/2"])
         again.append(caught.value.again)
     assert again == [True, True, False]
 
@@ -270,7 +270,7 @@ def test_waiting_for_the_next_attempt_ends_when_the_run_is_stopped(
         runner._stopped, "wait", lambda seconds: waits.append(seconds) or runner.stop("Ctrl-C")
     )
     with pytest.raises(Interrupted, match="was not started: Ctrl-C"):
-        runner.run("pretrain/2")
+        runner.run(runner.plan.graph.nodes["pretrain/2"])
     assert waits == [7.0]
     assert notes.notes[-1] == "pretrain/2: the next attempt begins in 7 s"
 
@@ -289,12 +289,12 @@ def test_a_cluster_that_took_jobs_before_is_asked_for_longer(
     monkeypatch.setattr(Failing, "run", refuse)
     for _ in range(20):
         with pytest.raises(StageFailed, match="Unable to contact") as caught:
-            runner.run("pretrain/2")
+            runner.run(runner.plan.graph.nodes["pretrain/2"])
         assert caught.value.again
     runner = Runner(runner.plan, Notes())
     for again in (True, False):
         with pytest.raises(StageFailed, match="Unable to contact") as caught:
-            runner.run("pretrain/2")
+            runner.run(runner.plan.graph.nodes["pretrain/2"])
         assert caught.value.again is again
 
 
