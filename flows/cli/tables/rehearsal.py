@@ -3,6 +3,8 @@
 Invariant: only units are computed here; every number comes from the rehearsal or the search.
 """
 
+from typing import Any
+
 from rich.console import Console
 from rich.markup import escape
 
@@ -22,8 +24,8 @@ def show_part(console: Console, part: PartResult) -> None:
     width = console.width
     for each in tables(part):
         title, rows = escape(f"{part.part}: {each.title}"), [list(map(escape, row)) for row in each.rows]
-        room = {"optional": each.optional, "folded": each.headings[0], "width": width}
-        console.print(table(title, each.caption, each.headings, rows, **room))
+        options: dict[str, Any] = {"optional": each.optional, "folded": each.headings[0], "width": width}
+        console.print(table(title, each.caption, each.headings, rows, **options))
         console.print()
 
 
