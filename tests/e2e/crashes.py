@@ -194,7 +194,7 @@ def main(recipe: Path, url: str) -> None:
     runner = Runner(make(pipeline, store), _Told())
     runner.prepare()
     for name in list(runner.plan.graph.nodes):
-        runner.run(name)
+        runner.run(runner.plan.graph.nodes[name])
         runner.plan = make(pipeline, store)
 
 

@@ -83,7 +83,7 @@ class Run(Runner):
     def start(self, part: str = "tokenizer") -> Run:
         def go() -> None:
             try:
-                self.run(part)
+                self.run(self.plan.graph.nodes[part])
             except Exception as error:
                 self.error = error
 
