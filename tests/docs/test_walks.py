@@ -55,7 +55,8 @@ class Here:
         os._exit(0)
 runner.launch_job = Here
 recipe = load(sys.argv[1], ["stages.pretrain.validation.interval=0"])
-runner.Runner(make(recipe, Store.open(sys.argv[2])), Notes()).run("pretrain/1")
+plan = make(recipe, Store.open(sys.argv[2]))
+runner.Runner(plan, Notes()).run(plan.graph.nodes["pretrain/1"])
 """
 TITLES = ["From the YAML file to the process of a stage", "From a token file to the loss"]
 
