@@ -48,8 +48,9 @@ def _field(facts: Facts, default: Any, options: dict[str, Any]) -> Any:
     return info
 
 
-class _WithoutCredentials:
-    """The mark of a field that holds no URL with credentials, which is checked last."""
+class _Checked:
+    """The mark of a field whose numbers are not true or false, and which holds no URL with credentials: that
+    is checked last."""
 
     @staticmethod
     def __get_pydantic_core_schema__(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -140,12 +141,12 @@ class Spec(Strict):
         super().__pydantic_init_subclass__(**kwargs)
         for name, info in cls.model_fields.items():
             facts_of(cls, name)
-            if _WithoutCredentials not in info.metadata:
-                info.metadata.append(_WithoutCredentials)  # before the class is built
+            if _Checked not in info.metadata:
+                info.metadata.append(_Checked)  # before the class is built
 
     def conflicts(self) -> Iterator[str]:
-        """Why fields do not fit together, with what to do; the first reason is told. A class states its own,
-        without super(): those of its bases are asked for before."""
+        """Yields why fields do not fit together, with the fix; only the first reason is reported. A class
+        states its own reasons, without super(): those of its bases come before."""
         yield from ()
 
     @model_validator(mode="after")

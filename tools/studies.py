@@ -5,7 +5,7 @@ machine that ran them, which docs/studies.jsonl holds, a line for each.
     python -m tools.studies "a laptop=results"      # or nothing, for a page of what is recorded
 
 Invariant: a result is recorded once its study is complete, in place of an earlier one of the same machine. It
-is dropped, which is told, when a part of the study or a figure with claims is another one.
+is dropped, with a message, when a part of the study or a figure with claims is another one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ compares the verdicts.
 
 A number is a difference (for a correlation, r) in the unit of the recipe's figure, which may not be the
 paper's: its mean over seeds, with the 95% interval (Student's t; Fisher's for a correlation), one for each
-machine that has it. The time is that of a study's run on two idle cores of the machine that needed least.
+machine that has it. The time is that of a study's run on two cores of the machine that needed least.
 
 - *Shown*: the interval lies on the side of 0 that the claim states.
 - *The opposite*: the interval lies on the other side of 0.
@@ -80,7 +80,7 @@ class Result(BaseModel):
     date: str
     python: str
     parts: int
-    seconds: float | None  # of its runs; None if other work ran beside them
+    seconds: float | None  # of its runs; None if it is not known, or other work ran beside them
     claims: dict[str, Number]  # by figure and claim
 
 
@@ -174,7 +174,8 @@ def _sections(studies: Sequence[Study]) -> Iterator[str]:
         about = [f"[`{pipeline.name}`](../specs/recipes/{pipeline.name}.yaml)"]
         if results:
             about += [f"{results[0].parts} parts", counted(len(results), "machine")]
-            about += [duration(min(times))] if (times := [r.seconds for r in results if r.seconds]) else []
+        if times := [result.seconds for result in results if result.seconds is not None]:
+            about.append(duration(min(times)))
         yield f"{', '.join(about)}\n"
         yield f"![The claims, each with its interval]({IMAGES}/{pipeline.name}.svg)\n"
         yield "| claim | paper | here | verdict |\n|---|---|---|---|"

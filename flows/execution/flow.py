@@ -125,9 +125,8 @@ class Session:
         self.observer = _Logged(run.observer)
         self.runner = Runner(run.plan, self.observer, profile=run.profile)
         self.worker = os.getppid() if runtime.deployment.id is not None else None
-        self.begun: dict[
-            str, Step
-        ] = {}  # by name of the part; a plan made later may have another of this name
+        # by name of the part; a plan that is made later may have another part of this name
+        self.begun: dict[str, Step] = {}
 
     def needs(self, without: Container[str] = ()) -> dict[str, set[str]]:
         """The parts of the run, `without` some of them, each with the parts of the run that must finish

@@ -41,6 +41,10 @@ RECIPE = (
   chosen: {{kind: select, evaluations: [evaluate, evaluate-longer], metric: perplexity}}
 """
 )
+AGAIN = """\
+  again: {{kind: cooldown, from: pretrain@best:val_loss, mixture: main, global_batch_size: rest of parent,
+    budget: 6 steps, validation: {{interval: 0}}}}
+"""
 
 
 class Parts:
@@ -154,11 +158,7 @@ def test_a_stage_that_is_cut_otherwise_once_the_best_step_is_known_runs_in_its_n
     walked: Callable[..., Parts], store: Store
 ) -> None:
     """From the last step, which stands in for the best one, the parent has nothing left to do."""
-    rest = """\
-  again: {{kind: cooldown, from: pretrain@best:val_loss, mixture: main, global_batch_size: rest of parent,
-    budget: 6 steps, validation: {{interval: 0}}}}
-"""
-    made = walked(recipe_text=RECIPE + rest).made
+    made = walked(recipe_text=RECIPE + AGAIN).made
     parts = runs.last(store, "tiny").parts
     assert [name for name in parts if name.startswith("again")] == ["again/1", "again/2"]
     assert set(made) == set(parts.values())
@@ -168,20 +168,18 @@ def test_a_part_that_began_with_other_inputs_is_made_again(
     walked: Callable[..., Parts], store: Store
 ) -> None:
     """`fresh` skips what `again` has drawn; when it begins, the best step of that one's parent is unknown."""
-    rest = """\
-  again: {{kind: cooldown, from: pretrain@best:val_loss, mixture: main, global_batch_size: rest of parent,
-    budget: 6 steps, validation: {{interval: 0}}}}
+    fresh = """\
   rest: {{kind: mixture, weights: {{corpus/notes: 1}}, max_repetition: 100, exclude: [again]}}
   fresh: {{kind: pretrain, mixture: rest, sequence_length: 32, global_batch_size: 4, budget: 4 steps,
     model: {{dim: 32, n_layers: 2, n_heads: 2, n_kv_heads: 1, head_dim: 16, ffn_dim: 64, vocab_size: 512}},
     optimizer: {{lr: 1e-2}}, schedule: {{warmup: 1 steps}}, precision: {{param: float32}}}}
   after: {{kind: export, from: fresh}}
 """
-    made = [path for path, _ in walked(recipe_text=RECIPE + rest).made]
+    made = [path for path, _ in walked(recipe_text=RECIPE + AGAIN + fresh).made]
     parts = runs.last(store, "tiny").parts
     before = {parts[f"pretrain/{number}"][0] for number in (1, 2, 3)}
-    fresh = [path for path in made if path.startswith("pretrain/") and path not in before]
-    assert len(fresh) == 2 and fresh[1] == parts["fresh"][0] and parts["after"][0] in made
+    others = [path for path in made if path.startswith("pretrain/") and path not in before]
+    assert len(others) == 2 and others[1] == parts["fresh"][0] and parts["after"][0] in made
 
 
 def test_a_part_that_is_needed_no_more_ends_without_a_word(
