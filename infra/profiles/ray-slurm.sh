@@ -12,18 +12,21 @@ FOLDER=/tmp/ray-$SLURM_JOB_ID
 CODE=$(mktemp "$PWD/.apertus-$SLURM_JOB_ID-XXXXXX")
 trap 'rm -f "$CODE"' EXIT
 RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
-export ADDRESS FOLDER CODE RAY_AUTH_TOKEN
+export FOLDER CODE RAY_AUTH_TOKEN RAY_ADDRESS=$ADDRESS
+export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=600 # seconds; 30 by default
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 RAY_kill_child_processes_on_worker_exit=0 RAY_worker_niceness=0
 
 on_head() {
-    RAY_ADDRESS=$ADDRESS apertus run "$@"
+    apertus run "$@"
     echo $? > "$CODE" # Ray's own code is 0 where it does not start
 }
 
 # The head is on the first node. When its task has ended, srun ends the others, which would wait for a minute; one that ends before waits.
 on_node() {
-    ray symmetric-run --address "$ADDRESS" --min-nodes "$SLURM_NNODES" --num-cpus "$SLURM_CPUS_ON_NODE" --include-dashboard false \
-        --object-store-memory 100000000 --temp-dir "$FOLDER" -- bash -c 'on_head "$@"' on_head "$@"
+    HEAD=
+    [ "$SLURM_PROCID" != 0 ] || HEAD="--include-dashboard false --temp-dir $FOLDER"
+    ray symmetric-run --address "$RAY_ADDRESS" --min-nodes "$SLURM_NNODES" --num-cpus "$SLURM_CPUS_ON_NODE" $HEAD \
+        --object-store-memory 100000000 -- bash -c 'on_head "$@"' on_head "$@"
     rm -rf "$FOLDER"
     [ "$SLURM_PROCID" = 0 ] || exec sleep infinity
 }

@@ -26,14 +26,14 @@ import pytest
 
 from infra.liveness import started
 
-PROGRAMS = ("ip", "unshare", "setsid")
+PROGRAMS = ("ip", "nsenter", "unshare", "setsid")
 NETWORK = 0x40000000  # CLONE_NEWNET
 ATTACH, TUN = 0x400454CA, 0x0001 | 0x1000  # TUNSETIFF; IFF_TUN | IFF_NO_PI
-HOSTS = Path("/etc/netns")
 
 ON_NODE = r"""#!/bin/sh
 node=$1; shift
-exec ip netns exec "%s$node" unshare --uts sh -c 'hostname "$0" && exec "$@"' "node$node" "$@"
+exec nsenter --net="/run/netns/%s$node" unshare --mount --uts sh -c \
+    'mount --bind "$0" /etc/hosts && hostname "$1" && shift && exec "$@"' "%s" "node$node" "$@"
 """
 
 
@@ -80,14 +80,14 @@ class Nodes:
 
     def begin(self) -> None:
         self.program.parent.mkdir(parents=True)
-        self.program.write_text(ON_NODE % self.prefix)
+        hosts = self.program.parent / "hosts"
+        names = "".join(f"10.77.0.{node} node{node}\n" for node in self.numbers)
+        hosts.write_text(f"127.0.0.1 localhost\n{names}")
+        self.program.write_text(ON_NODE % (self.prefix, hosts))
         self.program.chmod(0o755)
-        hosts = "".join(f"10.77.0.{node} node{node}\n" for node in self.numbers)
         interfaces = {}
         for node in self.numbers:
             ip("netns", "add", self._name(node))
-            (HOSTS / self._name(node)).mkdir(parents=True)
-            (HOSTS / self._name(node) / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
             interfaces[node] = tun(self._name(node))
             ip("-n", self._name(node), "address", "add", f"10.77.0.{node}/24", "dev", "eth0")
             for interface in ("lo", "eth0"):
@@ -102,9 +102,6 @@ class Nodes:
             self.wire.end()
         for node in self.numbers:
             ip("netns", "delete", self._name(node), check=False)
-            shutil.rmtree(HOSTS / self._name(node), ignore_errors=True)
-        with contextlib.suppress(OSError):
-            HOSTS.rmdir()  # where nobody else has anything in it
 
     def on(self, node: int, *words: str) -> list[str]:
         """The command that runs another on a node."""

@@ -1,4 +1,5 @@
-"""A run on a Ray cluster inside one allocation of a real Slurm, by the script that is there to copy."""
+"""A run on a Ray cluster inside one allocation of a real Slurm, of two nodes, by the script that is there to
+copy."""
 
 from __future__ import annotations
 
@@ -12,12 +13,16 @@ import pytest
 
 from infra.store import Artifact, Store
 from tests.e2e.conftest import ROOT, SMOKE, Run
+from tests.e2e.nodes import nodes
+from tests.e2e.test_hang import rows, weights
+from tests.e2e.test_nodes import overrides, pretrained
 from tests.e2e.test_smoke import plan_of
 from tests.infra.slurm import LittleSlurm, little_slurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 SCRIPT = ROOT / "infra" / "profiles" / "ray-slurm.sh"
 CORPORA = ("corpus/code", "corpus/reference", "corpus/translations")
+LAYOUT = "FSDP"  # on two nodes
 PROFILE = """
 launcher: ray
 executor: ray
@@ -28,12 +33,15 @@ ray: {gpus: false}
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[LittleSlurm]:
     """`ray symmetric-run` ends with `ray stop`, which ends all of Ray that it sees."""
-    with little_slurm(tmp_path / "slurm", alone=True) as running:
+    with (
+        nodes(2, tmp_path / "nodes") as made,
+        little_slurm(tmp_path / "slurm", alone=True, nodes=made) as running,
+    ):
         yield running
 
 
 def _digests(store: Path) -> dict[str, str]:
-    graph = plan_of(store).graph
+    graph = plan_of(store, *overrides(LAYOUT)).graph
     return {
         f"{name}/{file}": record.sha256
         for name in CORPORA
@@ -46,16 +54,18 @@ def test_the_script_makes_what_one_machine_makes_and_leaves_nothing(
 ) -> None:
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     here, there = tmp_path / "here", tmp_path / "there"
-    alone = Run(home, "run", SMOKE, "--store", str(here), "--until", "corpus")
+    until = ("--until", "pretrain")
+    alone = Run(home, "run", SMOKE, "--store", str(here), *until, overrides=overrides(LAYOUT))
     assert alone.wait(600) == 0, alone.text
 
     profile = tmp_path / "ray.yaml"
     profile.write_text(PROFILE)
     (tmp_path / "job").mkdir()
+    changes = [word for override in overrides(LAYOUT) for word in ("--set", override)]
     submitted = subprocess.run(
         [
-            *("sbatch", "--wait", "--nodes=1", "--output=out.txt", str(SCRIPT), str(ROOT / SMOKE)),
-            *("--profile", str(profile), "--store", str(there), "--until", "corpus"),
+            *(*slurm.on, "sbatch", "--wait", "--nodes=2", "--output=out.txt", str(SCRIPT), str(ROOT / SMOKE)),
+            *("--profile", str(profile), "--store", str(there), *until, *changes),
         ],
         cwd=tmp_path / "job",
         env=os.environ
@@ -73,4 +83,9 @@ def test_the_script_makes_what_one_machine_makes_and_leaves_nothing(
     assert "Running command on head node" in output
     assert [file.name for file in (tmp_path / "job").iterdir()] == ["out.txt"]
     assert _digests(there) == _digests(here)
+    trained = pretrained(there, LAYOUT)
+    assert rows(trained) == rows(pretrained(here, LAYOUT))
+    assert weights(trained) == weights(pretrained(here, LAYOUT))
+    (log,) = (there / trained.path / "logs").iterdir()
+    assert "on 10.77.0.1, 10.77.0.2: 1 processes on each" in log.read_text()
     assert not list(Path("/tmp").glob("ray-[0-9]*"))

@@ -1,4 +1,5 @@
-"""A real Slurm on this machine, for tests: one controller and one node, on the loopback only.
+"""A real Slurm on this machine, for tests: one controller and one node on the loopback only, or nodes with
+networks of their own.
 
 It wants root, for munge and slurmd, and slurmd wants cgroups. Tests that ask for it where it is not
 installed, or cannot run, are skipped with the reason.
@@ -20,6 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.nodes import Nodes
+
 PROGRAMS = ("sbatch", "squeue", "scancel", "slurmctld", "slurmd", "munged")
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 UP_SECONDS = 60.0
@@ -27,7 +30,7 @@ ALONE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 CONFIGURATION = """
 ClusterName=tests
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({address})
 SlurmctldPort={controller}
 SlurmdPort={node}
 SrunPortRange=60001-60900
@@ -38,11 +41,11 @@ CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -53,66 +56,102 @@ SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=1
 ReturnToService=2
 MpiDefault=none
-NodeName=localhost NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory=4000
-PartitionName=tests Nodes=localhost Default=YES MaxTime=INFINITE State=UP
+{nodes}
+PartitionName=tests Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+
+
+NODE = "NodeName={name} NodeHostname={host} NodeAddr={address} CPUs={cpus} RealMemory=4000"
 
 
 @dataclass(frozen=True)
 class LittleSlurm:
-    """`environment` makes sbatch and its like use it; one partition, `tests`."""
+    """`environment` makes sbatch and its like use it, where the words `on` go before them; one partition,
+    `tests`."""
 
     folder: Path
     environment: dict[str, str]
+    on: list[str]
 
     def ask(self, *command: str) -> str:
         """What a command of Slurm prints."""
         return subprocess.run(
-            command, env=os.environ | self.environment, check=True, capture_output=True, text=True, timeout=30
+            [*self.on, *command],
+            env=os.environ | self.environment,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=30,
         ).stdout
 
 
 @contextlib.contextmanager
-def little_slurm(folder: Path, cpus: int = 2, *, alone: bool = False) -> Iterator[LittleSlurm]:
+def little_slurm(
+    folder: Path, cpus: int = 2, *, alone: bool = False, nodes: Nodes | None = None
+) -> Iterator[LittleSlurm]:
     """Starts munged, slurmctld and slurmd below a folder and ends them; skips the test if they cannot run.
-    `alone`: what jobs start sees no process of this machine but those of jobs."""
+
+    Args:
+        alone: what jobs start sees no process of this machine but those of jobs on the same node.
+        nodes: its nodes; the controller is on the first.
+    """
     if os.geteuid() != 0:
         pytest.skip("munged and slurmd are started as root only")
     if absent := [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]:
         pytest.skip(f"no {', '.join(absent)}: apt-get install --no-install-recommends {' '.join(PACKAGES)}")
     folder.mkdir()
-    for name in ("state", "spool"):
-        (folder / name).mkdir()
+    (folder / "state").mkdir()
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o400)
+    here = socket.gethostname().split(".")[0]
+    hosts, on = {"localhost": (here, "127.0.0.1")}, {"localhost": list[str]()}
+    if nodes is not None:
+        hosts = {f"node{number}": (f"node{number}", f"10.77.0.{number}") for number in nodes.numbers}
+        on = {f"node{number}": nodes.on(number) for number in nodes.numbers}
+    (host, address), *_ = hosts.values()
+    first = next(iter(on.values()))
+    listed = (NODE.format(name=name, host=at[0], address=at[1], cpus=cpus) for name, at in hosts.items())
     text = CONFIGURATION.format(
-        host=socket.gethostname().split(".")[0], folder=folder, cpus=cpus, controller=_port(), node=_port()
+        host=host,
+        address=address,
+        folder=folder,
+        nodes="\n".join(listed),
+        controller=_port(),
+        node=_port(),
     )
     configuration = folder / "slurm.conf"
     configuration.write_text(text)
-    slurm = LittleSlurm(folder, {"SLURM_CONF": str(configuration), "PATH": _path()})
+    slurm = LittleSlurm(folder, {"SLURM_CONF": str(configuration), "PATH": _path()}, first)
     environment = os.environ | slurm.environment
     munge = [
         f"--socket={folder}/munge.socket",
         f"--pid-file={folder}/munge.pid",
         f"--seed-file={folder}/munge.seed",
     ]
-    commands = [
-        ["munged", "--foreground", "--force", f"--key-file={key}", f"--log-file={folder}/munge.log", *munge],
-        ["slurmctld", "-D", "-f", str(configuration)],
-        [*(ALONE if alone else ()), "slurmd", "-D", "-f", str(configuration), "-N", "localhost"],
-    ]
+    commands = {
+        "munged": [
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={key}",
+            f"--log-file={folder}/munge.log",
+            *munge,
+        ],
+        "slurmctld": [*first, "slurmctld", "-D", "-f", str(configuration)],
+    }
+    for name, words in on.items():
+        slurmd = ["slurmd", "-D", "-f", str(configuration), "-N", name]
+        commands[f"slurmd-{name}"] = [*words, *(ALONE if alone else ()), *slurmd]
     daemons: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        for command in commands:
-            name = next(word for word in command if word in PROGRAMS)
+        for name, command in commands.items():
             with open(folder / f"{name}.out", "wb") as out:
                 streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
                 daemons[name] = subprocess.Popen(command, **streams, env=environment)
             if name == "munged":
                 _wait_for(lambda: (folder / "munge.socket").exists(), daemons, folder)
-        _wait_for(lambda: _node_state(environment) == "idle", daemons, folder)
+        _wait_for(lambda: _states(slurm) == "idle", daemons, folder)
         yield slurm
     finally:
         for daemon in reversed(daemons.values()):
@@ -137,11 +176,11 @@ def _end_steps(configuration: Path) -> None:
                 os.kill(int(process.name), signal.SIGKILL)
 
 
-def _node_state(environment: dict[str, str]) -> str:
-    asked = subprocess.run(
-        ["sinfo", "--noheader", "--format=%t"], env=environment, capture_output=True, text=True, check=False
-    )
-    return asked.stdout.strip()
+def _states(slurm: LittleSlurm) -> str:
+    """The states of the nodes, each once; nothing before the controller answers."""
+    asked = [*slurm.on, "sinfo", "--noheader", "--format=%t"]
+    environment = os.environ | slurm.environment
+    return subprocess.run(asked, env=environment, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _wait_for(ready: Callable[[], bool], daemons: dict[str, subprocess.Popen[bytes]], folder: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_daemon_that_ends_by_itself_is_named_with_its_last_words(programs: Pat
     program(programs / "sinfo", "exit 1")
     program(programs / "slurmd", "echo up", "echo a", "echo b >&2", "echo no cgroups", "exit 1")
     begun = time.monotonic()
-    assert reason(tmp_path) == "slurmd does not run on this machine: a; b; no cgroups"
+    assert reason(tmp_path) == "slurmd-localhost does not run on this machine: a; b; no cgroups"
     assert time.monotonic() - begun < slurm.UP_SECONDS / 2
 
 
