@@ -220,6 +220,8 @@ class Runner:
                 with self._lock:
                     self._processes.discard(process)
             self._taken = True
+            if ended.commits_for:
+                self._let_commit(node, ended.commits_for)
             log = self._keep_log(job, scratch)
             if node.artifact(self.plan.store).complete:
                 return
@@ -242,6 +244,13 @@ class Runner:
         """The committed work that the next attempt does not repeat."""
         names = self.plan.store.names
         return {f"{of}/{name}" for of in ("checkpoints", "units") for name in names(f"{node.path}/{of}")}
+
+    def _let_commit(self, node: Node, seconds: float) -> None:
+        """Keeps the lease until a stage that nobody follows any more has committed, or must be over."""
+        self.observer.note(node.name, f"waiting up to {seconds:g} s for the commit of its stage")
+        before, until = self._committed(node), time.monotonic() + seconds
+        while self._committed(node) == before and time.monotonic() < until:
+            time.sleep(self.timing.look)
 
     def _submit_again(self, node: Node, ended: Ended, before: set[str], log: str) -> None:
         """Announces the next attempt. StageFailed when attempts make no progress."""

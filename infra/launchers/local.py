@@ -48,7 +48,8 @@ Started = subprocess.Popen[bytes] | ForkedStage
 @dataclass(frozen=True)
 class Ended:
     """The end of a process: exit code, why it was stopped (or ""), last lines, the error it left. `requeue`:
-    why the cluster ended it, if the next job can resume; `dead_nodes`: not to be used again."""
+    why the cluster ended it, if the next job can resume; `dead_nodes`: not to be used again; `commits_for`:
+    seconds for which the stage, which nobody follows any more, may still be committing."""
 
     code: int
     stopped: str
@@ -56,6 +57,7 @@ class Ended:
     error: Failure | None
     requeue: str = ""
     dead_nodes: tuple[str, ...] = ()
+    commits_for: float = 0.0
 
     @property
     def last_words(self) -> str:

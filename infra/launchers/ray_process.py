@@ -46,9 +46,11 @@ class RayProcess(Process):
         """The process does that: time in which it waits for nodes does not count."""
 
     def _ended(self, code: int, tail: tuple[str, ...]) -> Ended:
-        """The end of the stage, if the process has noted it; else its own."""
+        """The end of the stage, if the process has noted it; else its own: Ray then tells the stage to stop,
+        and where it had made a step, it commits."""
         ended, file = super()._ended(code, tail), Path(self.job.scratch) / ENDED_FILE
         if not file.exists():
-            return ended
+            steps = self.distributed and Path(self.job.progress).stat().st_size
+            return replace(ended, commits_for=self.grace) if steps else ended
         told = ENDED.validate_json(file.read_bytes())
         return replace(told, stopped=ended.stopped or told.stopped, tail=tail, error=ended.error)

@@ -32,6 +32,7 @@ BESIDE = 4  # a node without Ray
 UNITS = 8
 STEPS = 60
 WAIT = 240.0  # on a busy machine
+SLOW = 0.5  # seconds that a packet takes
 RECIPE = f"""
 name: two-nodes
 launch: {{processes: 1, threads: 1, workers: {{count: 2}}}}
@@ -222,6 +223,7 @@ def case(cluster: RayNodes, undisturbed: Path, home: Path, tmp_path: Path, prefe
             file.unlink(missing_ok=True)
         for node in cluster.nodes.numbers:
             cluster.nodes.link(node, "up")
+        cluster.nodes.wire.delay = 0
 
 
 class Clock:
@@ -390,6 +392,34 @@ def test_training_commits_when_its_run_ends(case: Case, node: int) -> None:
     assert killed < made().checkpoint_steps()[-1] < STEPS
 
     case.finishes(TRAINING_BY_RAY, node)
+    assert case.has_the_same_steps()
+
+
+def test_training_commits_when_it_loses_the_cluster(case: Case) -> None:
+    """The node through which its run is connected ends, then the head, then the head's whole machine, with
+    the run on it. On a slow network, so that the training is not over before Ray has noticed."""
+    cluster = case.cluster
+    for lost in ("raylet", "gcs_server", "machine"):
+        cluster.mend()
+        run = begun(case)
+        before = case.pretrained().checkpoint_steps()[-1]
+        cluster.nodes.wire.delay = SLOW
+        clock = Clock()
+        if lost == "machine":
+            cluster.nodes.kill(HEAD)
+            run.process.wait()
+        else:
+            for pid in cluster.pids(HEAD, lost):
+                os.kill(pid, signal.SIGKILL)
+            assert run.wait(300) == 1, run.text
+            clock.says(f"training, kill -9 of the {lost}: the run has ended")
+            assert "waiting up to 150 s for the commit of its stage" in run.text, run.text
+        case.is_over(run, 150)
+        clock.says(f"training, kill -9 of the {lost}: nothing is left")
+        cluster.nodes.wire.delay = 0
+        assert before < case.pretrained().checkpoint_steps()[-1] < STEPS, run.text
+    cluster.mend()
+    case.finishes(TRAINING_BY_RAY)
     assert case.has_the_same_steps()
 
 

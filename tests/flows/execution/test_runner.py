@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from infra.launchers.local import Ended, Process
 from infra.launchers.slurm_job import SlurmJob
 from infra.slurm import SlurmError
 from infra.store import Artifact, StorageError, Store, StoreError
+from infra.store.writing.lease import Leases, Timing
 from infra.store.writing.retention import referred_steps
 from specs.job import Failure
 from specs.launch import Launch, Retries
@@ -188,10 +190,12 @@ class Failing(Process):
     """A stage that fails for a reason worth another try, after it has done what the next of `TODO` does."""
 
     todo: ClassVar[list[Callable[[], object]]] = []
+    commits_for = 0.0
 
     def run(self, *arguments: Any) -> Ended:
         self.todo.pop(0)()
-        return Ended(1, "", (), Failure(message="the node lost its network", again=True))
+        lost = Failure(message="the node lost its network", again=True)
+        return Ended(1, "", (), lost, commits_for=self.commits_for)
 
 
 def failures(runner: Runner, name: str) -> list[bool]:
@@ -273,6 +277,33 @@ def test_waiting_for_the_next_attempt_ends_when_the_run_is_stopped(
         runner.run(runner.plan.graph.nodes["pretrain/2"])
     assert waits == [7.0]
     assert notes.notes[-1] == "pretrain/2: the next attempt begins in 7 s"
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_stage_that_nobody_follows_keeps_its_lease_until_it_has_committed(
+    failing: Callable[[str], tuple[Plan, Runner]], monkeypatch: pytest.MonkeyPatch, commits: bool
+) -> None:
+    plan, runner = failing("0")
+    monkeypatch.setattr(Failing, "commits_for", 100.0)
+    path, looks, clock = plan.graph.nodes["pretrain/2"].path, list[bool](), [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+        looks.append(Leases(plan.store, path).look().free)
+        if commits and len(looks) == 2:
+            finish(plan, "pretrain/2", until=10)
+
+    def own_clock() -> float:
+        return clock[0]
+
+    monkeypatch.setattr(
+        "flows.execution.runner.time", SimpleNamespace(sleep=sleep, monotonic=own_clock, time=time.time)
+    )
+    Failing.todo = [lambda: None]
+    assert failures(runner, "pretrain/2") == [False]
+    assert not any(looks)
+    assert clock[0] == pytest.approx(2 * Timing().look if commits else 100, abs=Timing().look)
+    assert Leases(plan.store, path).look().free
 
 
 def test_a_cluster_that_took_jobs_before_is_asked_for_longer(

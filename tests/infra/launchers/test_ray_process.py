@@ -34,7 +34,7 @@ exit 3
 class Attempt:
     """An attempt whose stage is a shell script, which ends when it is told to."""
 
-    def __init__(self, folder: Path, address: str) -> None:
+    def __init__(self, folder: Path, address: str, *, distributed: bool = False) -> None:
         python = folder / "python"
         python.write_text(STAGE)
         python.chmod(0o755)
@@ -43,7 +43,7 @@ class Attempt:
         profile = Profile.model_validate(settings)
         job = job_at("script/f", str(folder), folder, node="stage", scratch=str(folder))
         job = job.model_copy(update={"profile": profile})
-        process = launch_job(job, Launch(), profile, distributed=False)
+        process = launch_job(job, Launch(), profile, distributed=distributed)
         assert isinstance(process, RayProcess)
         self.process = process
         self.lines: list[str] = []
@@ -83,13 +83,20 @@ def test_a_stage_is_followed_to_its_end(tmp_path: Path, ray_address: str) -> Non
     assert no_actor_is_left("NodeProcess")
 
 
-def test_a_driver_that_ray_ends_is_a_failed_attempt(tmp_path: Path, ray_address: str) -> None:
-    ended = Attempt(tmp_path, ray_address).meanwhile(lambda process: os.kill(pid_of(process), signal.SIGKILL))
+@pytest.mark.parametrize("distributed", [True, False])
+def test_a_driver_that_ray_ends_is_a_failed_attempt(
+    tmp_path: Path, ray_address: str, distributed: bool
+) -> None:
+    """What trains, and has made a step, commits meanwhile."""
+    attempt = Attempt(tmp_path, ray_address, distributed=distributed)
+    ended = attempt.meanwhile(lambda process: os.kill(pid_of(process), signal.SIGKILL))
     assert (ended.code, ended.stopped, ended.error) == (-signal.SIGKILL, "", None)
+    assert ended.commits_for == (attempt.process.grace if distributed else 0)
     assert no_actor_is_left("NodeProcess", 60)
 
 
 def test_a_cluster_that_does_not_answer_is_an_error_for_users(tmp_path: Path) -> None:
-    ended = Attempt(tmp_path, "127.0.0.1:9").go()
+    ended = Attempt(tmp_path, "127.0.0.1:9", distributed=True).go()
+    assert ended.commits_for == 0
     assert ended.error is not None and not ended.error.again
     assert ended.error.message.startswith("no Ray cluster answers at 127.0.0.1:9")
