@@ -61,17 +61,20 @@ class Claim(Spec):
     or a correlation of the two axes. The report, and `tools.studies`, say whether the stored results show it.
 
     Numbers of a series are compared with those of another at equal labels, which are seeds then; the number
-    is the mean over them, with its 95% interval (Student's t). For a *front*, the points of a series with
-    the same label make a line, without the points that another one beats on both axes; the number is the
-    distance of `of` from `than` along `axis`, averaged over the part of the other axis that both lines
-    reach, or over its logarithm if that axis is logarithmic. A correlation is Pearson's, over all points
-    of `of`, or of the figure, with Fisher's interval."""
+    is the mean over them, with its 95% interval (Student's t), of all points or of those `at` a number on x.
+    For a *front*, the points of a series with the same label make a line, without the points that another one
+    beats on both axes; the number is the distance of `of` from `than` along `axis`, averaged over the part of
+    the other axis that both lines reach, or over its logarithm if that axis is logarithmic. A correlation is
+    Pearson's, over all points of `of`, or of the figure, with Fisher's interval."""
 
     paper: str = execution(description="what the paper measured, or that it states no number")
     form: Literal["difference", "front", "correlation"] = execution("difference")
     of: str = execution("", description="a series; all of them for a correlation, if empty")
     than: str = execution("", description="the series that `of` is compared with")
     axis: Literal["x", "y"] = execution("y", description="the axis of the difference")
+    at: float | None = execution(
+        None, description="the number on x of the points that a difference compares; all points, if not set"
+    )
     expected: Literal["below", "above", "at"] = execution(
         description="the side of 0 on which the paper's number is; at: the paper sees no difference"
     )
@@ -92,6 +95,8 @@ class Claim(Spec):
             yield f"the figure has no single number on {self.axis}"
         if self.form == "front" and not (figure.x.better and figure.y.better):
             yield "a front needs `better` of both axes"
+        if self.at is not None and (self.form != "difference" or figure.form != "points"):
+            yield "`at` is for a difference of points, where both axes have a metric"
         if self.form == "correlation" and self.than:
             yield "a correlation is of one set of points: leave out `than`"
 
@@ -117,12 +122,12 @@ class FigureSpec(Spec):
     mean: bool = execution(
         False,
         description="whether the variants of a series are runs with different seeds, of which the mean is"
-        " drawn with its 95% interval (Student's t)",
+        " drawn with its 95% interval (Student's t); with `connect`, one mean for each number on x",
     )
     against: str = execution(
         "",
         description="with mean: a series; the differences of the others from it are drawn, taken seed by"
-        " seed: between variants with the same label",
+        " seed: between variants with the same label, and with `connect` the same number on x",
     )
     text: str = execution("", description="caption")
     claims: dict[str, Claim] = execution(

@@ -6,7 +6,7 @@ Invariant: a verdict follows from the interval alone. One seed has none, and sho
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from operator import itemgetter
 from statistics import NormalDist, fmean
@@ -14,13 +14,12 @@ from statistics import correlation as stdlib_correlation
 from typing import NamedTuple
 
 from flows.format import in_full
-from flows.report.experiments import Experiment, FigurePoint, Measured, front, mean
+from flows.report.experiments import Experiment, FigurePoint, Measured, Points, front, mean, points_at
 from specs.errors import counted
 from specs.figures import Claim, FigureSpec
 
 LARGEST = 1 - 1e-15  # of a correlation whose interval is computed
 CANNOT = "cannot be shown at this size"
-Series = Mapping[str, list[FigurePoint]]
 
 
 class Tested(NamedTuple):
@@ -70,7 +69,7 @@ def claims_of(experiment: Experiment) -> list[Tested]:
     return [_tested(text, claim, spec, experiment.single) for text, claim in spec.claims.items()]
 
 
-def _tested(text: str, claim: Claim, spec: FigureSpec, series: Series) -> Tested:
+def _tested(text: str, claim: Claim, spec: FigureSpec, series: Points) -> Tested:
     if claim.form == "correlation":
         pairs = [
             (point.x.value, point.y.value)
@@ -79,6 +78,8 @@ def _tested(text: str, claim: Claim, spec: FigureSpec, series: Series) -> Tested
             if point.x is not None
         ]
         return Tested(text, claim, correlation(pairs), len(pairs))
+    if claim.at is not None:
+        series = points_at(series, claim.at)
     of, than = (_by_label(series[name]) for name in (claim.of, claim.than))
     values = []
     for label in of.keys() & than.keys():

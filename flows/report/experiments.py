@@ -6,7 +6,7 @@ Invariant: only stored numbers are drawn. A variant or a figure without a number
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist, fmean, stdev
 from typing import Any, NamedTuple
 
@@ -48,6 +48,10 @@ class FigurePoint:
     y: Measured
 
 
+Points = Mapping[str, list[FigurePoint]]
+"""Points by series."""
+
+
 @dataclass
 class Experiment:
     """A figure of the recipe with its points."""
@@ -78,7 +82,24 @@ def experiment_of(spec: FigureSpec, metrics: Metrics) -> Experiment:
     return experiment
 
 
-def _means(spec: FigureSpec, series: str, points: Mapping[str, list[FigurePoint]]) -> list[FigurePoint]:
+def _means(spec: FigureSpec, series: str, points: Points) -> list[FigurePoint]:
+    """The mean of a series; where points are joined, the mean at each of their numbers on x, in order."""
+    if not spec.connect:
+        return _mean(spec, series, points)
+    places = sorted({_place(point) for point in points[series]})
+    means = [(place, _mean(spec, series, points_at(points, place))) for place in places]
+    return [replace(point, x=Measured(place)) for place, at_place in means for point in at_place]
+
+
+def points_at(points: Points, place: float) -> dict[str, list[FigurePoint]]:
+    """The points of every series whose number on x is `place`."""
+    return {
+        series: [point for point in own if point.x is not None and point.x.value == place]
+        for series, own in points.items()
+    }
+
+
+def _mean(spec: FigureSpec, series: str, points: Points) -> list[FigurePoint]:
     """The mean of a series, or of its differences from `against` at equal labels; none without numbers."""
     own = points[series]
     if spec.against:

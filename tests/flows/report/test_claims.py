@@ -87,6 +87,21 @@ def test_a_front_is_compared_where_both_lines_reach_on_the_other_axis() -> None:
     assert claimed(metrics, claim | {"of": "B"}, series=series, **POINTS).seeds == 0
 
 
+def test_a_difference_can_be_of_the_points_at_one_number_on_x() -> None:
+    """B is 1 below A at 8 and 3 above it at 16, in both seeds: 1 above on average."""
+    at = {(8, "a"): 5.0, (8, "b"): 4.0, (16, "a"): 2.0, (16, "b"): 5.0}
+    metrics = {
+        f"e-{name}-{seed}-{x}": {"x": float(x), "y": y + seed}
+        for (x, name), y in at.items()
+        for seed in (1, 2)
+    }
+    fields: dict[str, Any] = {"series": {"A": "a-*-*", "B": "b-*-*"}, **POINTS}
+    for place, number in ((8, -1), (16, 3), (None, 1)):
+        result = claimed(metrics, DIFFERENCE | {"at": place}, **fields)
+        assert result.number == Measured(number, number, number) and result.seeds == 2
+    assert claimed(metrics, DIFFERENCE | {"at": 9}, **fields).verdict == "not measured"
+
+
 def test_fronts_of_lines_are_compared_along_a_logarithm_where_the_axis_is_one() -> None:
     """No place is left for 0. Numbers 1 and 4, which take A 1 and 4 seconds, and B 2 and 8: from 2 to 4
     seconds, A is at 2.5 to 4 by the logarithm of the seconds, and B at 1 to 2.5."""
@@ -128,6 +143,8 @@ def test_a_correlation_has_the_interval_of_fisher() -> None:
         ({"form": "correlation", "of": "", "than": ""}, {}, "needs points"),
         ({"axis": "x"}, {}, "no single number on x"),
         ({}, {"y": {"stage": "e-{variant}", "metric": "m/*"}}, "no single number on y"),
+        ({"at": 1}, {}, "a difference of points"),
+        ({"form": "front", "at": 1}, POINTS, "a difference of points"),
         ({"form": "correlation"}, POINTS, "leave out `than`"),
         ({"form": "front"}, POINTS | {"x": {"stage": "e-{variant}", "metric": "x"}}, "needs `better`"),
     ],

@@ -256,6 +256,32 @@ def test_differences_are_taken_between_runs_of_one_seed() -> None:
     assert draw("f", experiment_of(spec, SEEDS)) is not None
 
 
+def test_joined_points_have_a_mean_over_seeds_at_each_number_on_x() -> None:
+    """At 8, A is 4 and 6 (mean 5, standard deviation sqrt(2)), B 2 and 3; at 16, A is 3 and 3, B 1 for one
+    seed. B minus A: -2 and -3 at 8, -2 at 16, where no pair of the other seed is left."""
+    at = {
+        "a-1-long": (16, 3), "a-1-short": (8, 4), "a-2-long": (16, 3), "a-2-short": (8, 6),
+        "b-1-long": (16, 1), "b-1-short": (8, 2), "b-2-short": (8, 3),
+    }  # fmt: skip
+    metrics = {f"e-{name}": {"m": float(y), "tokens": float(x)} for name, (x, y) in at.items()}
+    fields: dict[str, Any] = {
+        "x": {"stage": "e-{variant}", "metric": "tokens"},
+        "series": {"A": "a-*-*", "B": "b-*-*"},
+        "mean": True,
+        "connect": True,
+    }
+    means = experiment_of(figure(**fields), metrics).points
+    (short, long), half = means["A"], 12.706
+    assert (short.x, long.x, long.y.value) == (Measured(8), Measured(16), 3)
+    assert short.y == pytest.approx((5, 5 - half, 5 + half))
+    assert means["B"][1].y == Measured(1)  # a single run has no interval
+    differences = experiment_of(figure(**fields, against="A"), metrics).points
+    assert list(differences) == ["B"]
+    short, long = differences["B"]
+    assert short.x == Measured(8) and short.y == pytest.approx((-2.5, -2.5 - half / 2, -2.5 + half / 2))
+    assert (long.x, long.y) == (Measured(16), Measured(-2))
+
+
 @pytest.mark.parametrize(
     ("freedom", "quantile"), [(1, 12.706), (10, 2.228), (11, 2.201), (30, 2.042), (10**6, 1.960)]
 )
