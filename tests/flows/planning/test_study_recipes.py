@@ -281,6 +281,33 @@ def test_every_arm_has_as_many_tries_and_is_reported_on_other_text_than_chose(
         assert report["source:0"].name == "corpus/other" and trained == {"main"} and same
 
 
+@pytest.mark.parametrize(
+    ("name", "batch", "arms", "thousands"),
+    [
+        ("budgets", 256, 13, (8, 16, 32, 48, 64, 128, 256)),
+        ("budgets-batch-32", 32, 13, (64, 128, 256, 384, 512, 1024)),
+        ("budgets-batch-512", 512, 12, (64,)),
+        ("budgets-210m", 256, 12, (8, 16, 32, 48, 64, 128)),
+        ("budgets-720m", 1984, 12, (8, 16, 48)),
+    ],
+)
+def test_every_optimizer_has_the_budgets_of_the_paper_with_three_seeds(
+    name: str, batch: int, arms: int, thousands: tuple[int, ...]
+) -> None:
+    """Arms: twelve, and one with another b3 of AdEMAMix, whose warm-ups are as long as each training."""
+    pipeline = load(RECIPES / f"optimizer-benchmark-{name}.yaml")
+    runs = trajectories(pipeline)
+    assert Counter(run.steps for run in runs.values()) == {1000 * count: 3 * arms for count in thousands}
+    assert all(run.tokens == run.steps * batch * 512 for run in runs.values())
+    slow = [stage for stage in runs if "ademamix" in stage]
+    assert len(slow) == 3 * (arms - 11) * len(thousands)
+    for stage in slow:
+        optimizer = pipeline.stages[stage].optimizer
+        assert optimizer.alpha_warmup == optimizer.beta3_warmup == runs[stage].steps
+    places = {claim.at for claim in pipeline.figures["budgets"].claims.values()} - {None}
+    assert places <= {run.tokens for run in runs.values()}
+
+
 def test_the_tokenizers_that_apertus_chose_among_are_counted_on_the_same_text(store: Store) -> None:
     plan = planned("tokenizer-study", store)
     assert kinds(plan) == {"parallel_text": 1, "token_counts": 4, "evaluate_tokenizers": 1}
