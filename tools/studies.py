@@ -151,7 +151,11 @@ def identity(pipeline: Pipeline) -> str:
     prose."""
     prose: dict[str, Any] = {"title": True, "text": True, "x": {"label"}, "y": {"label"}}
     prose["claims"] = {"__all__": {"paper", "cannot"}}
-    figures = [figure.model_dump(exclude=prose) for figure in pipeline.figures.values() if figure.claims]
+    figures = [
+        figure.model_dump(exclude=prose, exclude_defaults=True)
+        for figure in pipeline.figures.values()
+        if figure.claims
+    ]
     return hashlib.sha256(json.dumps([pinned(pipeline), figures]).encode()).hexdigest()[:32]
 
 

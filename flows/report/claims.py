@@ -86,6 +86,8 @@ def _tested(text: str, claim: Claim, spec: FigureSpec, series: Points) -> Tested
         own, other = of[label], than[label]
         if claim.form == "front":
             value = front_distance(own, other, spec, claim.axis)
+        elif spec.connect and len(own) != len(other):
+            value = None  # a number on x is not stored yet
         else:
             value = fmean(_on(claim.axis, own)) - fmean(_on(claim.axis, other))
         if value is not None:

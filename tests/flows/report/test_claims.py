@@ -100,6 +100,9 @@ def test_a_difference_can_be_of_the_points_at_one_number_on_x() -> None:
         result = claimed(metrics, DIFFERENCE | {"at": place}, **fields)
         assert result.number == Measured(number, number, number) and result.seeds == 2
     assert claimed(metrics, DIFFERENCE | {"at": 9}, **fields).verdict == "not measured"
+    del metrics["e-b-2-16"]  # of these two seeds, one has not reached it
+    partly = claimed(metrics, DIFFERENCE, connect=True, **fields)
+    assert (partly.number, partly.seeds, partly.left_out) == (Measured(1), 1, 1)
 
 
 def test_fronts_of_lines_are_compared_along_a_logarithm_where_the_axis_is_one() -> None:
