@@ -281,8 +281,8 @@ def override(document: Document, assignment: str, variables: Document | None = N
 
     A path through a mapping that is a variable changes a copy of it, at that place only. `variables`: the
     document that states them, if not `document`. Validation finds out later whether the field exists."""
-    stated = mask_url(assignment)
-    where = f"--set {stated}" if len(stated) <= SHOWN else f"--set {stated[:SHOWN]}..."
+    masked = mask_url(assignment)
+    where = f"--set {masked}" if len(masked) <= SHOWN else f"--set {masked[:SHOWN]}..."
     target, equals, text = assignment.partition("=")
     target = target.strip()
     keys = keys_of(target, stage_of(document, target))
@@ -330,13 +330,13 @@ def override(document: Document, assignment: str, variables: Document | None = N
 def _copy_variable(document: Document, place: Any, path: FieldPath, variables: Document) -> None:
     """Replaces the variable at `path`, whose last key is in `place`, with a copy of its value, if that is a
     mapping or a list."""
-    stated = variables.data.get("variables")
+    values = variables.data.get("variables")
     value, followed = place[path[-1]], list[str]()
-    while isinstance(value, str) and isinstance(stated, dict) and (use := _VARIABLE.fullmatch(value)):
-        if use[1] not in stated or use[1] in followed:
+    while isinstance(value, str) and isinstance(values, dict) and (use := _VARIABLE.fullmatch(value)):
+        if use[1] not in values or use[1] in followed:
             return
         followed.append(use[1])
-        value = stated[use[1]]
+        value = values[use[1]]
     if followed and isinstance(value, (dict, list)):
         place[path[-1]] = copy.deepcopy(value)
         there = [

@@ -111,9 +111,11 @@ def _followed(model: type[BaseModel], data: Any, location: Iterable[int | str]) 
     parent, schemas = list[Any](), opened([root])
     written = schemas
     for part in location:
-        if chosen := [choice for one in schemas for choice in _chosen(one, part)]:
+        if chosen := [choice for schema in schemas for choice in _chosen(schema, part)]:
             schemas = opened(chosen)
-        elif members := [choice for one in schemas if one["type"] == "union" for choice in _members(one)]:
+        elif members := [
+            choice for schema in schemas if schema["type"] == "union" for choice in _members(schema)
+        ]:
             schemas, member = opened(members), member or (tuple(path), part)
         elif part != "[key]":  # which stands after the key that is wrong
             parent, schemas = schemas, opened(_below(schemas, part))

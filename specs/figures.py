@@ -166,13 +166,13 @@ class FigureSpec(Spec):
     def variants(self, stages: Iterable[str]) -> dict[str, dict[str, str]]:
         """The variants with their labels, by series. A variant with `*` stands for every variant for which y
         has a stage among `stages`."""
-        return {name: _matching(self.y.stage, stated, stages) for name, stated in self.series.items()}
+        return {name: _matching(self.y.stage, labels, stages) for name, labels in self.series.items()}
 
 
-def _matching(pattern: str, stated: dict[str, str], stages: Iterable[str]) -> dict[str, str]:
+def _matching(pattern: str, labels: dict[str, str], stages: Iterable[str]) -> dict[str, str]:
     before, _, after = pattern.partition(VARIANT)
     texts: dict[str, str] = {}
-    for variant, text in stated.items():
+    for variant, text in labels.items():
         if "*" not in variant:
             texts[variant] = text
             continue

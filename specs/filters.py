@@ -303,11 +303,11 @@ def columns_read(filters: list[FilterSpec], after: Iterable[str] = ()) -> list[s
     """The columns of a row, besides the text, that the filters read, and those that are needed `after` them;
     sorted, without those that an earlier filter adds."""
     needed: set[str] = set()
-    made: set[str] = set()
+    added: set[str] = set()
     for step in filters:
-        needed |= set(step.columns()) - made
-        made |= set(step.adds())
-    return sorted(needed | set(after) - made)
+        needed |= set(step.columns()) - added
+        added |= set(step.adds())
+    return sorted(needed | set(after) - added)
 
 
 def scored(filters: list[FilterSpec]) -> dict[int, ScoreFilter]:

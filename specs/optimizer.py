@@ -124,12 +124,12 @@ class OptimizerSpec(Spec):
         `inherited`: those of the parent's resolved optimizer; empty without a parent. Raises SpecError, with
         paths under `at`, if the optimizer does not read a stated field or has another number of betas, or if
         `lr` is missing where the optimizer changes."""
-        stated = self.stated()
+        own = self.stated()
         before = inherited.get("name")
         name: OptimizerName = self.name or before or "ademamix"
         facts = OPTIMIZERS[name]
         problems = []
-        for field, value in stated.items():
+        for field, value in own.items():
             if field not in ("name", *facts.fields) and (field, value) != ("state_dtype", "float32"):
                 message = f"{name} does not read {field}; it reads {', '.join(facts.fields)}"
                 readers = ", ".join(other for other, its in OPTIMIZERS.items() if field in its.fields)
@@ -146,5 +146,5 @@ class OptimizerSpec(Spec):
             raise SpecError(problems)
         kept = {field: inherited.get(field) for field in (facts.fields if before == name else ["grad_clip"])}
         goes_over = {field: value for field, value in kept.items() if value is not None}
-        values = {"state_dtype": "float32", **facts.defaults, **goes_over, **stated, "name": name}
+        values = {"state_dtype": "float32", **facts.defaults, **goes_over, **own, "name": name}
         return OptimizerSpec(**values)

@@ -24,13 +24,13 @@ class LimitedPii(Spec):
 PersonalDataField = bool | list[Pii] | LimitedPii
 
 
-def replaced_kinds(stated: PersonalDataField) -> tuple[Pii, ...]:
+def replaced_kinds(pii: PersonalDataField) -> tuple[Pii, ...]:
     """The kinds that a field `pii` names, in the order of replacement."""
-    stated = stated.kinds if isinstance(stated, LimitedPii) else stated
-    chosen = ("email", "ip", "iban") if stated is True else stated or ()
+    kinds = pii.kinds if isinstance(pii, LimitedPii) else pii
+    chosen = ("email", "ip", "iban") if kinds is True else kinds or ()
     return tuple(kind for kind in get_args(Pii) if kind in chosen)
 
 
-def replaced_only(stated: PersonalDataField) -> dict[str, list[str]]:
+def replaced_only(pii: PersonalDataField) -> dict[str, list[str]]:
     """The values of columns that limit the replacement to some documents."""
-    return stated.only if isinstance(stated, LimitedPii) else {}
+    return pii.only if isinstance(pii, LimitedPii) else {}

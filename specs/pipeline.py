@@ -76,15 +76,17 @@ class Pipeline(Spec):
     def located(self, error: SpecError) -> SpecError:
         """The same error, in which each problem has the file and line of its field, and one that the variants
         of a stage share is stated once."""
-        problems = [replace(one, where=one.where or self.where(one.path)) for one in error.problems]
+        problems = [
+            replace(problem, where=problem.where or self.where(problem.path)) for problem in error.problems
+        ]
         return SpecError(problems if self._document is None else distinct(self._document, problems))
 
     def family(self, stage: str) -> str:
         """The matrix stage that a stage is a variant of, or its own name if it is not a variant."""
         variants = self._document.variants if self._document is not None else {}
-        return next((name for name, made in variants.items() if stage in made), stage)
+        return next((name for name, members in variants.items() if stage in members), stage)
 
     def launch_of(self, stage: Stage) -> Launch:
         """The stage's launch over the pipeline's, with the defaults filled in."""
-        stated = stage.launch.over(self.launch)
-        return stated.over(Launch(processes=1, threads=stated.cpu_threads))
+        launch = stage.launch.over(self.launch)
+        return launch.over(Launch(processes=1, threads=launch.cpu_threads))

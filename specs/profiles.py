@@ -166,9 +166,9 @@ class Profile(Spec):
         if self.launcher == "ray" and (self.modules or self.setup):
             yield "modules and setup are for Slurm; the nodes of a Ray cluster are prepared before"
 
-    def launch_of(self, stated: Launch) -> Launch:
-        """The launch settings of a part, with the profile's executor and workers where `stated` has none."""
-        return stated.over(Launch(executor=self.executor, workers=self.workers))
+    def launch_of(self, launch: Launch) -> Launch:
+        """The launch settings of a part, with the profile's executor and workers where `launch` has none."""
+        return launch.over(Launch(executor=self.executor, workers=self.workers))
 
 
 def load_profile(path: str | Path | None) -> Profile:

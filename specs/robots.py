@@ -63,8 +63,8 @@ class RobotsSource(Spec):
     _usual_globs = model_validator(mode="before")(usual_globs)
 
     def conflicts(self) -> Iterator[str]:
-        if self.format not in TABLES and (stated := [n for n in COLUMNS if n in self.model_fields_set]):
-            yield f"{stated[0]} belongs to {' and '.join(TABLES)}; this is {self.format}"
+        if self.format not in TABLES and (columns := [n for n in COLUMNS if n in self.model_fields_set]):
+            yield f"{columns[0]} belongs to {' and '.join(TABLES)}; this is {self.format}"
         named = [name for column in COLUMNS if (name := getattr(self, column)) is not None]
         if twice := sorted({name for name in named if named.count(name) > 1}):
             yield f"two of {', '.join(COLUMNS)} are '{twice[0]}'; name each column once"

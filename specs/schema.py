@@ -90,23 +90,23 @@ def json_schema() -> dict[str, Any]:
 def _schema(node: dict[str, Any], partial: bool) -> dict[str, Any]:
     """A schema that accepts variables in place of values. A partial one requires nothing and accepts null for
     any field."""
-    made: dict[str, Any] = {}
+    schema: dict[str, Any] = {}
     for key, value in node.items():
         if key in ("required", "minProperties", "anyOf") and partial:
             continue
         if key in ("properties", "patternProperties"):
-            made[key] = {name: _place(_of_stages(name, field), partial) for name, field in value.items()}
+            schema[key] = {name: _place(_of_stages(name, field), partial) for name, field in value.items()}
         elif key == "additionalProperties" and isinstance(value, dict):
-            made[key] = _place(value, partial)
+            schema[key] = _place(value, partial)
         elif key == "items":
-            made[key] = _place(value, partial=False)
+            schema[key] = _place(value, partial=False)
         elif key == "prefixItems":
-            made[key] = [_place(item, partial=False) for item in value]
+            schema[key] = [_place(item, partial=False) for item in value]
         elif key == "$ref" and partial:
-            made[key] = value.replace("#/$defs/", "#/$defs/Partial")
+            schema[key] = value.replace("#/$defs/", "#/$defs/Partial")
         else:
-            made[key] = value
-    return made
+            schema[key] = value
+    return schema
 
 
 def _place(node: dict[str, Any], partial: bool) -> dict[str, Any]:
@@ -127,8 +127,8 @@ def _choices(node: dict[str, Any], partial: bool) -> Iterator[dict[str, Any]]:
     if "discriminator" in node:
         models = {tag: ref.rpartition("/")[2] for tag, ref in node["discriminator"]["mapping"].items()}
         yield _tagged(node["discriminator"]["propertyName"], models, partial)
-    elif stated := node.get("anyOf") or node.get("oneOf"):
-        for choice in stated:
+    elif choices := node.get("anyOf") or node.get("oneOf"):
+        for choice in choices:
             yield from _choices(choice, partial)
     else:
         if node.get("$ref") == "#/$defs/RewardSpec":

@@ -148,7 +148,7 @@ def different_fields(a: ModelSpec, b: ModelSpec) -> str:
     differing = changes(flatten(a.identity_fields()), flatten(b.identity_fields()))
     of_a, of_b = flatten(a.to_json()), flatten(b.to_json())
     return ", ".join(
-        f"{one.name} ({shown(of_a.get(one.name))}, {shown(of_b.get(one.name))})" for one in differing
+        f"{field.name} ({shown(of_a.get(field.name))}, {shown(of_b.get(field.name))})" for field in differing
     )
 
 

@@ -41,7 +41,7 @@ def keywords(path: FieldPath) -> tuple[str, ...]:
 def distinct(document: Document, problems: Iterable[Problem]) -> list[Problem]:
     """The problems of composition and those found later, without those about unknown values; a mistake that
     the variants of a stage share is reported once."""
-    stage = {variant: name for name, made in document.variants.items() for variant in made}
+    stage = {variant: name for name, variants in document.variants.items() for variant in variants}
     known = [
         problem
         for problem in problems

@@ -31,8 +31,8 @@ class Matrices:
         self.variants: dict[str, list[str]] = {}
         self._stages: dict[str, Value] = {}
         self._size = 0
-        for stated, stage in stages.content.items():
-            name = variables.text(stated, ("stages", stated), stage.origin)
+        for key, stage in stages.content.items():
+            name = variables.text(key, ("stages", key), stage.origin)
             if name in self._stages:
                 variables.problem(
                     ("stages", name), f"two stages are named '{name}'", "rename one of the two.", stage
@@ -167,7 +167,7 @@ class Matrices:
         return self._filled(value, path) if isinstance(value.content, str) else value
 
     def _is_name(
-        self, path: FieldPath, name: str, label: str, place: Value, made: Mapping[str, Value]
+        self, path: FieldPath, name: str, label: str, place: Value, variants: Mapping[str, Value]
     ) -> bool:
         full = f"{name}-{label}"
         if not LABEL.fullmatch(label):
@@ -175,7 +175,7 @@ class Matrices:
                 self.variables.problem(
                     path, f"'{label}' is not a name", "use letters, digits, _, . and -.", place
                 )
-        elif full in made:
+        elif full in variants:
             self.variables.problem(
                 path, f"two variants are named '{full}'", "keep one, or give them names.", place
             )
@@ -192,13 +192,13 @@ class Matrices:
         self.variables.problem(path, "a matrix inside a matrix", "list more fields in one matrix.", place)
         return False
 
-    def _check_overrides(self, name: str, rest: Value, made: Mapping[str, Value]) -> None:
+    def _check_overrides(self, name: str, rest: Value, bodies: Mapping[str, Value]) -> None:
         """Reports an override of the stage that every variant replaces by its own value."""
-        reached = {node.origin.where for body in made.values() for node in nodes(body)}
+        reached = {node.origin.where for body in bodies.values() for node in nodes(body)}
         for where in dict.fromkeys(node.origin.where for node in nodes(rest)):
             if where.startswith("--set ") and where not in reached:
                 message = f"the override matches nothing: every variant of '{name}' states that field itself"
-                fix = f"set it in stages.{name}.matrix, or of one variant, for example {next(iter(made))}."
+                fix = f"set it in stages.{name}.matrix, or of one variant, for example {next(iter(bodies))}."
                 self.variables.problems.append(Problem((), message, fix, where))
 
 
@@ -212,9 +212,9 @@ def lists_of_stages(root: Value, variants: Mapping[str, list[str]]) -> Value:
     def all_of(item: Value) -> list[Value]:
         if not isinstance(item.content, str):
             return [item]
-        stated, at, selector = item.content.partition("@")
-        matching = [name for name in stages.content if fnmatchcase(name, stated)]
-        names = matching if "*" in stated else variants.get(stated, [])
+        pattern, at, selector = item.content.partition("@")
+        matching = [name for name in stages.content if fnmatchcase(name, pattern)]
+        names = matching if "*" in pattern else variants.get(pattern, [])
         return [replace(item, content=f"{name}{at}{selector}") for name in names] or [item]
 
     def named(stage: Value) -> Value:

@@ -26,7 +26,7 @@ class Variables:
     """The variables of a file. `fill` puts them into a value; a text that cannot be filled in stays as it is,
     with its path in `unknown`."""
 
-    def __init__(self, stated: Value | None) -> None:
+    def __init__(self, variables: Value | None) -> None:
         self.problems: list[Problem] = []
         self.unknown: set[FieldPath] = set()
         self.own: dict[str, dict[str, Value]] = {}  # those of a matrix, ${matrix} among them, by stage
@@ -34,13 +34,13 @@ class Variables:
         self._values: dict[str, Value | None] = {}
         self._open: list[str] = []
         self._size = 0
-        if stated is None or stated.content is None:
+        if variables is None or variables.content is None:
             return
-        if not isinstance(stated.content, dict):
+        if not isinstance(variables.content, dict):
             message = "variables are a mapping of names to values"
-            self.problem(("variables",), message, "write for example {lr: 1e-4}.", stated)
+            self.problem(("variables",), message, "write for example {lr: 1e-4}.", variables)
             return
-        for name, value in stated.content.items():
+        for name, value in variables.content.items():
             if name == "matrix":
                 message = "${matrix} is the name of the variant in a stage with a matrix"
                 self.problem(("variables", name), message, "rename it.", value)
@@ -91,8 +91,8 @@ class Variables:
             )
         if isinstance(content, dict):
             filled: dict[str, Value] = {}
-            for stated, item in content.items():
-                key = self.text(stated, (*path, stated), item.origin)
+            for unfilled, item in content.items():
+                key = self.text(unfilled, (*path, unfilled), item.origin)
                 if key in filled:
                     message = f"two keys are '{key}' when their variables are filled in"
                     self.problem((*path, key), message, "keep one.", item)
@@ -100,7 +100,7 @@ class Variables:
                 filled[key] = self.fill(item, (*path, key))
                 if isinstance(item.content, dict):  # such a key may be a path, as that of a model
                     origin = filled[key].origin
-                    folder = self._folder(stated, origin)
+                    folder = self._folder(unfilled, origin)
                     filled[key] = replace(filled[key], origin=replace(origin, folder=folder))
             return replace(value, content=filled)
         if not isinstance(content, str) or "${" not in content:
@@ -185,16 +185,16 @@ class Variables:
         """The value of a variable; None if it is wrong."""
         if name in self._values:
             return self._values[name]
-        path, stated = ("variables", name), self._stated[name]
+        path, unfilled = ("variables", name), self._stated[name]
         if name in self._open or len(self._open) == MAX_DEPTH:
             chain = " -> ".join([*self._open[self._open.index(name) if name in self._open else 0 :], name])
             message = f"more than {MAX_DEPTH} variables use each other"
             if name in self._open:
                 message = f"the variables form a cycle: {chain}"
-            self.problem(path, message, "set one of them without the others.", stated)
+            self.problem(path, message, "set one of them without the others.", unfilled)
             return None
         self._open.append(name)
-        value: Value | None = self.fill(stated, path)
+        value: Value | None = self.fill(unfilled, path)
         self._open.pop()
         if any(wrong[:2] == path for wrong in self.unknown):
             value = None

@@ -123,7 +123,7 @@ class EvaluateTokenizersStage(Measuring):
         if self.against is not None and self.against not in self.tokenizers:
             meant = did_you_mean(self.against, self.tokenizers)
             yield f"against: there is no tokenizer '{self.against}'; {meant}"
-        if twice := [one for one in self.languages if self.languages.count(one) > 1]:
+        if twice := [language for language in self.languages if self.languages.count(language) > 1]:
             yield f"languages names '{twice[0]}' twice; list it once"
         if self.languages and self.parity_to not in self.languages:
             yield (
@@ -177,7 +177,7 @@ class EvaluateTokenizersPart(Part):
         measured, all_languages = [*OF_LANGUAGE, *OVER_LANGUAGES], list(languages)
         for name in tokenizers:
             yield from (f"{name}/{measure}" for measure in OF_VOCABULARY)
-            of_languages = [f"{measure}/{one}" for measure in OF_LANGUAGE for one in all_languages]
+            of_languages = [f"{measure}/{language}" for measure in OF_LANGUAGE for language in all_languages]
             differences = [f"difference/{measure}" for measure in measured if name != self.against]
             for metric in (*measured, *of_languages, *differences):
                 yield from (f"{name}/{metric}{end}" for end in ENDS)

@@ -101,7 +101,7 @@ class Memorisation(Spec):
             names += with_interval(exposure_name(bucket)) if self.exposure else []
             for prefix, offset in settings:
                 measured = [("truth", "type_token_ratio")]
-                measured += [(decoding, one) for decoding in self.decodings for one in MEASURES]
+                measured += [(decoding, measure) for decoding in self.decodings for measure in MEASURES]
                 names.append(metric_name("truth", prefix, offset, "sequences", bucket))
                 for decoding, measure in measured:
                     names += with_interval(metric_name(decoding, prefix, offset, measure, bucket))

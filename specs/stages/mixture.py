@@ -117,8 +117,8 @@ class MixtureStage(Stage):
                 " [corpus/code, corpus/web] or learned: {from: <a domain_weights stage>}"
             )
         if self.anneal is not None and self.weights is None:
-            stated = "proportional" if self.learned is None else "learned"
-            yield f"anneal goes from weights to weights; set weights in place of {stated}"
+            field = "proportional" if self.learned is None else "learned"
+            yield f"anneal goes from weights to weights; set weights in place of {field}"
         if selected := [name for name in self.exclude if "@" in name or "/" in name]:
             yield (
                 f"exclude names stages as a whole; write '{selected[0].split('@')[0].split('/')[0]}', not"
