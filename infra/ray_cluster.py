@@ -178,7 +178,7 @@ def _same_machine(host: str, head: str) -> bool:
     """Whether two names are of one machine. `head`: an address by which the nodes reach it; `host` may be
     `localhost` on the head itself."""
     addresses = _addresses(host)
-    return any(ip_address(one).is_loopback for one in addresses) or bool(addresses & _addresses(head))
+    return any(ip_address(address).is_loopback for address in addresses) or bool(addresses & _addresses(head))
 
 
 def _addresses(host: str) -> set[str]:

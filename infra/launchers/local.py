@@ -256,8 +256,8 @@ def start_process(
 def stop_seconds(launch: Launch, announced: Duration | None = None) -> float:
     """The seconds that a stage has to commit and end when told to stop: no fewer than the cluster
     (`announced`) or the stage (`launch.stop_before_end`) announces. Launchers wait for `END_SECONDS` more."""
-    stated = [span.seconds for span in (launch.stop_before_end, announced) if span is not None]
-    return max([STOP_SECONDS, *stated])
+    seconds = [span.seconds for span in (launch.stop_before_end, announced) if span is not None]
+    return max([STOP_SECONDS, *seconds])
 
 
 def stage_environment(launch: Launch, seconds: float) -> dict[str, str]:

@@ -91,8 +91,8 @@ class HubModel:
     @property
     def facts(self) -> dict[str, str]:
         """The facts that lineage and report show about a source."""
-        stated = {"language": self.language, "license": self.license}
-        return {"url": self.url, "format": "Hugging Face model", **stated}
+        card = {"language": self.language, "license": self.license}
+        return {"url": self.url, "format": "Hugging Face model", **card}
 
 
 def open_model(reference: str, *, download: bool = True) -> HubModel:
@@ -324,5 +324,5 @@ def _card(text: str, name: str) -> Card:
         return checked(Card, front_matter)
 
 
-def _words(stated: Words) -> str:
-    return ", ".join(map(str, stated if isinstance(stated, list) else [stated])) if stated else ""
+def _words(words: Words) -> str:
+    return ", ".join(map(str, words if isinstance(words, list) else [words])) if words else ""

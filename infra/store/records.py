@@ -110,8 +110,8 @@ class FileRecord(Foreign):
         if isinstance(self.pieces, list) and self.piece_bytes is not None:
             expected = _count_of_pieces(self.size, self.piece_bytes)
             if len(self.pieces) != expected:
-                stated = f"it states {len(self.pieces)} digests of pieces"
-                raise ValueError(f"{stated}, and the file has {expected} pieces")
+                digests = f"{len(self.pieces)} digests of pieces"
+                raise ValueError(f"it states {digests}, and the file has {expected} pieces")
         return self
 
 

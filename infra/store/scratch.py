@@ -22,9 +22,9 @@ LOCKED = ".locked-"
 LOCK = f"{LOCKED}{machine()[0]}"
 
 
-def scratch_root(stated: str | None = None) -> Path:
-    """The folder of temporary folders: `stated`, `APERTUS_SCRATCH` or the system's."""
-    return Path(stated or os.environ.get("APERTUS_SCRATCH") or tempfile.gettempdir())
+def scratch_root(folder: str | None = None) -> Path:
+    """The folder of temporary folders: `folder`, `APERTUS_SCRATCH` or the system's."""
+    return Path(folder or os.environ.get("APERTUS_SCRATCH") or tempfile.gettempdir())
 
 
 @contextlib.contextmanager

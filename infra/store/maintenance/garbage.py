@@ -235,9 +235,9 @@ def _garbage(contents: Contents, reached: set[int | None] | None, live: bool) ->
             item.markers.append(marker.path)
             item.files += files
             item.bytes += sum(contents.files[name].size for name in (marker.path, *files))
-    made = (f"{contents.path}/attempts/", f"{contents.path}/logs/")
+    folders = (f"{contents.path}/attempts/", f"{contents.path}/logs/")
     for name, file in contents.files.items():
-        if name.startswith(made) and name not in stays:
+        if name.startswith(folders) and name not in stays:
             item = item_of("an attempt without result")
             item.files.append(name)
             item.bytes += file.size

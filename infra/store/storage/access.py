@@ -29,10 +29,10 @@ ADDRESS = {"ParamValidationError", "NoRegionError", "InvalidRegionError", "Bucke
 
 def fix_of(error: BaseException, url: str) -> str | None:
     """What a user can do about the first request's error; None for a fault of storage, and for files."""
-    protocol = SAME.get(stated := get_protocol(url), stated)
+    protocol = SAME.get(name := get_protocol(url), name)
     if protocol in ("file", "local"):
         return None
-    variable = f"FSSPEC_{stated.upper()}"
+    variable = f"FSSPEC_{name.upper()}"
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & NO_CREDENTIALS:
         return f"set {CREDENTIALS.get(protocol, f'the credentials in {variable}')}, with access to it."

@@ -68,11 +68,11 @@ def is_transient(error: BaseException) -> bool:
 def stated_seconds(variable: str, default: float, least: float = 1) -> float:
     """The seconds that an environment variable states, or `default`. StoreError for what is no number of at
     least `least` and at most `LONGEST`."""
-    stated = os.environ.get(variable) or str(default)
-    if not re.fullmatch(r"\d{1,5}(\.\d+)?", stated) or not least <= float(stated) <= LONGEST:
+    text = os.environ.get(variable) or str(default)
+    if not re.fullmatch(r"\d{1,5}(\.\d+)?", text) or not least <= float(text) <= LONGEST:
         fix = f"set it to seconds between {least:g} and {LONGEST:,}"
-        raise StoreError(f"{variable} is '{stated}'. Fix: {fix}")
-    return float(stated)
+        raise StoreError(f"{variable} is '{text}'. Fix: {fix}")
+    return float(text)
 
 
 def _sleep(seconds: float) -> None:
