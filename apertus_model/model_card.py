@@ -134,8 +134,8 @@ def _preference_data(store: Store, ancestors: Iterable[Ancestor]) -> Iterator[st
 
 
 def _front_matter(sources: Iterable[Ancestor], model: ModelSpec) -> str:
-    stated = ",".join(str(_source(source).get("language", "")) for source in sources)
-    languages = sorted({code.strip() for code in stated.split(",")})
+    declared = ",".join(str(_source(source).get("language", "")) for source in sources)
+    languages = sorted({code.strip() for code in declared.split(",")})
     codes = [code for code in languages if code.isascii() and code.isalpha() and len(code) in (2, 3)]
     listed = f"language: [{', '.join(codes)}]\n" if codes else ""
     use = "text-classification" if model.head == "reward" else "text-generation"
@@ -172,7 +172,7 @@ def _training_row(ancestor: Ancestor) -> tuple[Any, ...]:
     final = "" if decay == "none" else f", {decay} to {schedule.get('final', 1.0):g} x"
     rate = f"{optimizer['lr']:g}{final}"
     inputs = ancestor.identity.inputs.items()
-    data = [read.name for role, read in inputs if role.partition(":")[0] not in NO_DATA]
+    data = [input_.name for role, input_ in inputs if role.partition(":")[0] not in NO_DATA]
     return (
         ancestor.name,
         TITLES[ancestor.kind],
@@ -191,16 +191,16 @@ def _origin(ancestor: Ancestor) -> tuple[str, str]:
 
 def _asked(store: Store, part: Ancestor) -> tuple[str, str] | None:
     """Name and licence of the model that made completions or rewards; None for others, and for a function."""
-    read = part.inputs.get("model" if part.kind == "completions" else "reward_model")
-    if part.kind == "completions" and read is None:
+    model = part.inputs.get("model" if part.kind == "completions" else "reward_model")
+    if part.kind == "completions" and model is None:
         return f"{part.spec['sampling']['server']['model']}, of a server", NOT_STATED
-    if read is None:
+    if model is None:
         return None
-    if read.place is None:  # a folder
-        return read.name, str(part.recorded.get("license") or NOT_STATED)
-    made = lineage(store, read.place, None, of_weights)
-    origins = [origin for origin in map(_origin, made) if origin[0]]
-    name = origins[0][0] if made[-1].kind == "model_folder" else made[-1].inputs["checkpoint"].name
+    if model.place is None:  # a folder
+        return model.name, str(part.recorded.get("license") or NOT_STATED)
+    ancestors = lineage(store, model.place, None, of_weights)
+    origins = [origin for origin in map(_origin, ancestors) if origin[0]]
+    name = origins[0][0] if ancestors[-1].kind == "model_folder" else ancestors[-1].inputs["checkpoint"].name
     return name, ", ".join(licence for _, licence in origins) or "trained here"
 
 
@@ -267,15 +267,15 @@ def judge_of(spec: dict[str, Any]) -> dict[str, str]:
 
 
 def _evaluation(store: Store, evaluation: InputRef) -> str:
-    made = lineage(store, evaluation.path or "")[-1]
-    rows = [(name, _number(value)) for name, value in made.metrics.items() if isinstance(value, (int, float))]
+    part = lineage(store, evaluation.path or "")[-1]
+    rows = [(name, _number(value)) for name, value in part.metrics.items() if isinstance(value, (int, float))]
     return f"### {_cell(evaluation.name)}\n\n" + _table(("metric", "value"), rows)
 
 
 def _lineage_row(ancestor: Ancestor) -> tuple[Any, ...]:
-    made = ancestor.manifest.created if ancestor.manifest else ""
+    created = ancestor.manifest.created if ancestor.manifest else ""
     step = f" at step {ancestor.step:,}" if ancestor.step is not None else ""
-    return (f"{ancestor.name}{step}", ancestor.kind, f"`{ancestor.identity.fingerprint}`", made)
+    return (f"{ancestor.name}{step}", ancestor.kind, f"`{ancestor.identity.fingerprint}`", created)
 
 
 def _versions(ancestors: Sequence[Ancestor]) -> str:

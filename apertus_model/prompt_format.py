@@ -96,10 +96,10 @@ class OtherFormat(TextFormat, TokenFormat):
             raise GenerationError("the model has no chat template. Fix: add its chat_template.jinja")
         config = config_of(folder)
         self._room = config.context - max_new_tokens
-        stated = [config.eos_token_id, self._its.eos_token_id]
+        candidates = [config.eos_token_id, self._its.eos_token_id]
         if (advice := folder / "generation_config.json").exists():
-            stated.insert(0, checked(Generation, parse_json(read_local(advice))).eos_token_id)
-        ends: int | list[int] = next((ids for ids in stated if ids is not None), [])
+            candidates.insert(0, checked(Generation, parse_json(read_local(advice))).eos_token_id)
+        ends: int | list[int] = next((ids for ids in candidates if ids is not None), [])
         self.end_ids = tuple(ends) if isinstance(ends, list) else (ends,)
         if not self.end_ids:
             raise GenerationError("nothing ends a turn. Fix: set eos_token_id in its generation_config.json")

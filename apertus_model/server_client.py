@@ -79,15 +79,15 @@ class ServerClient:
         self,
         requests: Sequence[tuple[str, Request]],
         answer: type[Document],
-        read: Callable[[Document], Found],
+        parse: Callable[[Document], Found],
     ) -> list[Found]:
-        """The results of `read` for the answers to requests (what each is about, for messages, and its body),
-        several at a time. An answer that has not the form `answer`, or for which `read` raises ForeignError,
-        is asked for again; any other error ends all. ServerFailure after all tries; GenerationError for a
-        wrong answer that asking again does not change."""
+        """The results of `parse` for the answers to requests (what each is about, for messages, and its
+        body), several at a time. An answer that has not the form `answer`, or for which `parse` raises
+        ForeignError, is asked for again; any other error ends all. ServerFailure after all
+        tries; GenerationError for a wrong answer that asking again does not change."""
         self._failed.clear()
         with ThreadPoolExecutor(self._server.requests, thread_name_prefix="server") as pool:
-            asked = [pool.submit(self._asked, what, body, answer, read) for what, body in requests]
+            asked = [pool.submit(self._asked, what, body, answer, parse) for what, body in requests]
             try:
                 return [future.result() for future in asked]
             except BaseException:
@@ -96,11 +96,11 @@ class ServerClient:
                 raise
 
     def _asked(
-        self, what: str, body: Request, answer: type[Document], read: Callable[[Document], Found]
+        self, what: str, body: Request, answer: type[Document], parse: Callable[[Document], Found]
     ) -> Found:
         for tried in range(TRIES):
             try:
-                return read(checked(answer, parse_json(self._sent(body))))
+                return parse(checked(answer, parse_json(self._sent(body))))
             except ForeignError as error:
                 failure = MayPass(f"an answer that cannot be read: {error}")
             except MayPass as passing:

@@ -73,10 +73,10 @@ def harness_model(lm_eval: str, **engine: Any) -> Answer:
     model = vllm_causallms.VLLM(**engine)
     rolling = vllm_causallms.get_rolling_token_windows
 
-    def windows(token_list: list[int], prefix_token: int, **stated: Any) -> Any:
+    def windows(token_list: list[int], prefix_token: int, **kwargs: Any) -> Any:
         """The windows of a whole text without its BOS, since the harness puts one before it."""
         begun = token_list[:1] == [prefix_token]
-        return rolling(token_list[1:] if begun else token_list, prefix_token, **stated)
+        return rolling(token_list[1:] if begun else token_list, prefix_token, **kwargs)
 
     vllm_causallms.get_rolling_token_windows = windows
 

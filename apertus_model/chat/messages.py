@@ -221,8 +221,8 @@ def known_keys(value: Mapping[str, Any], keys: Sequence[str], what: str) -> dict
 
 def _is_trained(value: Mapping[str, Any]) -> bool | None:
     """Whether a message or block is trained; None if it does not say so."""
-    stated = [truth("weight", value[key]) for key in TRAINS if key in value]
-    return one_value("weights", stated)
+    weights = [truth("weight", value[key]) for key in TRAINS if key in value]
+    return one_value("weights", weights)
 
 
 def _blocks(message: Mapping[str, Any]) -> list[Block]:

@@ -181,12 +181,12 @@ def _outcome(status: int | None, seconds: float, verdict: bytes, token: str, lim
         return Outcome(outcome="crashed", reason=f"killed by signal {status - 128}")
     left = Outcome(outcome="crashed", reason="the program left before the end of its tests")
     try:
-        stated = _Verdict.model_validate_json(verdict)
+        claim = _Verdict.model_validate_json(verdict)
     except ValidationError:
         return left
-    if stated.outcome == "passed" and not (status == 0 and secrets.compare_digest(stated.token, token)):
+    if claim.outcome == "passed" and not (status == 0 and secrets.compare_digest(claim.token, token)):
         return left
-    return Outcome(outcome=stated.outcome, reason=stated.reason)
+    return Outcome(outcome=claim.outcome, reason=claim.reason)
 
 
 def _interpreter() -> list[str]:

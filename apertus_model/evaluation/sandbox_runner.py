@@ -54,7 +54,7 @@ def confine(temporary: str, instructions: bytes) -> None:
 
 def main() -> NoReturn:
     """Runs the program of the request with its limits, and ends the process."""
-    read, write, leave, dumps = os.read, os.write, os._exit, json.dumps
+    receive, write, leave, dumps = os.read, os.write, os._exit, json.dumps
     with os.fdopen(os.dup(0), "rb", buffering=0) as source:
         request = json.loads(source.read(int.from_bytes(source.read(8), "big")))
     confine(request["temporary"], bytes.fromhex(request["filter"]))
@@ -77,7 +77,7 @@ def main() -> NoReturn:
     except BaseException as error:
         result = {"outcome": "crashed", "reason": describe(error)}
     else:
-        result = {"outcome": "passed", "reason": "", "token": read(token, 64).decode()}
+        result = {"outcome": "passed", "reason": "", "token": receive(token, 64).decode()}
     write(verdict, dumps(result).encode())
     leave(0)
 

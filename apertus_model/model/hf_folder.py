@@ -52,7 +52,7 @@ def write_shards(
     *,
     max_shard_size: int,
     dtype: torch.dtype,
-    read: Callable[[Tensors], None],
+    fill: Callable[[Tensors], None],
 ) -> list[str]:
     """Writes the weights, shard by shard, and an index if there is more than one shard. Returns the names of
     the files with weights.
@@ -62,7 +62,7 @@ def write_shards(
         folder: local folder, created if missing.
         max_shard_size: maximum bytes of tensors in a file; a larger tensor has a file of its own.
         dtype: of the stored tensors.
-        read: fills float32 tensors, given by our names, with the trained weights.
+        fill: writes the trained weights into float32 tensors, given by our names.
     """
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
@@ -75,7 +75,7 @@ def write_shards(
     for file, names in split.filename_to_tensors.items():
         shard: Tensors = {}
         for _, members in groupby(names, key=lambda name: module_of(our_name(name) or name)):
-            shard |= _in_dtype({name: planned[name].shape for name in members}, dtype, read)
+            shard |= _in_dtype({name: planned[name].shape for name in members}, dtype, fill)
         save_file({name: shard[name] for name in names}, folder / file, metadata={"format": "pt"})
     if split.is_sharded:
         total = sum(parameter.numel() for parameter in theirs.parameters())
@@ -88,14 +88,14 @@ def write_shards(
 
 
 def _in_dtype(
-    wanted: Mapping[str, torch.Size], dtype: torch.dtype, read: Callable[[Tensors], None]
+    wanted: Mapping[str, torch.Size], dtype: torch.dtype, fill: Callable[[Tensors], None]
 ) -> Tensors:
     """The weights, rounded once to `dtype`, and the constants of xIELU, by their names in transformers."""
     exact = {
         ours: torch.empty(shape) for name, shape in wanted.items() if (ours := our_name(name)) is not None
     }
     if exact:
-        read(exact)
+        fill(exact)
     rounded = {hugging_face_name(ours): weight.to(dtype) for ours, weight in exact.items()}
     return rounded | {name: constant(name, dtype) for name in wanted if our_name(name) is None}
 

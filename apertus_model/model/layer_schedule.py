@@ -160,13 +160,13 @@ class LayerSchedule(Module):
             hidden = layers[0](hidden, *arguments)
         return hidden if self.norm is None or not step.normed else self.norm(hidden)
 
-    def passed_on(self, number: int, states: Sequence[torch.Tensor], read: torch.Tensor) -> torch.Tensor:
+    def passed_on(self, number: int, states: Sequence[torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
         """The state that the step with this number passes on: its output, which is the last of `states`, or a
-        weighted sum of states. `read`: the input of the step."""
+        weighted sum of states. `hidden`: the input of the step."""
         summed = self.steps[number - 1].summed
         if not summed:
             return states[-1]
-        return self.sums[str(number)](*(read if state == INPUT else states[state] for state in summed))
+        return self.sums[str(number)](*(hidden if state == INPUT else states[state] for state in summed))
 
 
 def layer_schedule_config(steps: Sequence[LayerStep], norm: RMSNorm.Config) -> LayerSchedule.Config:

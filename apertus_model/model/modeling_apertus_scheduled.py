@@ -154,14 +154,14 @@ class LayerSchedule(nn.Module):
             hidden = hidden + sum(layer.mlp(layer.feedforward_layernorm(hidden)) for layer in layers)
         return hidden if self.norm is None or not step.normed else self.norm(hidden)
 
-    def passed_on(self, number: int, states: list[torch.Tensor], read: torch.Tensor) -> torch.Tensor:
+    def passed_on(self, number: int, states: list[torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
         """The state that the step with this number passes on: its output, which is the last of `states`, or a
-        weighted sum of states. `read`: the input of the step."""
+        weighted sum of states. `hidden`: the input of the step."""
         summed = self.steps[number - 1].summed
         if not summed:
             return states[-1]
         result: torch.Tensor = self.sums[str(number)](
-            [read if state == -1 else states[state] for state in summed]
+            [hidden if state == -1 else states[state] for state in summed]
         )
         return result
 

@@ -46,7 +46,7 @@ class Made(NamedTuple):
 class Live(NamedTuple):
     """A storage at the peak."""
 
-    made: Made
+    origin: Made
     kind: str
     bytes: int
 

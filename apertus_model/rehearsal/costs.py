@@ -147,7 +147,7 @@ class Costs:
         key = func, torch._C._current_graph_task_id(), inputs, repr(others)
         numbers = self._allocations.numbers([result])
         first = self._computed.setdefault(key, numbers)
-        self._same |= {number: one for number, one in zip(numbers, first, strict=True) if number != one}
+        self._same |= {number: old for number, old in zip(numbers, first, strict=True) if number != old}
         return bool(inputs) and first is not numbers
 
     def _fuse(self, name: str, args: Any, kwargs: Any, result: Any) -> None:

@@ -96,8 +96,8 @@ class Exchanges:
                 self._arriving |= dict.fromkeys(self._allocations.numbers([result]), gather)
             elif kind == "reduce-scatter":
                 numbers = self._allocations.numbers(args)
-                made = max(self._product.get(number, 0.0) for number in numbers)
-                exchange.hidden_seconds += hidden_seconds(seconds, made, len(ranks))
+                product = max(self._product.get(number, 0.0) for number in numbers)
+                exchange.hidden_seconds += hidden_seconds(seconds, product, len(ranks))
 
     def beside(self, name: str, args: Any, result: Any, product: float | None) -> None:
         """Notes an operator. `product`: the seconds of a matrix product, which hides its input's gather."""

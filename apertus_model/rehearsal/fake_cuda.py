@@ -69,9 +69,9 @@ def shared_object(torch_folder: Path, cache: Path | None = None, compiler: str |
     includes = [f"-I{torch_folder}/include", f"-I{torch_folder}/include/torch/csrc/api/include"]
     libraries = ["-Wl,--no-as-needed", f"-L{torch_folder}/lib", "-lc10", "-ltorch_cpu"]
     with temporary_folder("compile", str(cache)) as folder:  # two rehearsals may compile at the same time
-        made = folder / target.name
+        library = folder / target.name
         done = subprocess.run(
-            [program, "-O1", "-shared", "-fPIC", "-std=c++20", *includes, str(SOURCE), "-o", str(made),
+            [program, "-O1", "-shared", "-fPIC", "-std=c++20", *includes, str(SOURCE), "-o", str(library),
              *libraries, f"-Wl,-rpath,{torch_folder}/lib"],
             capture_output=True,
             text=True,
@@ -79,5 +79,5 @@ def shared_object(torch_folder: Path, cache: Path | None = None, compiler: str |
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr.strip()]
             raise NoFakeCuda(f"{program} cannot compile {SOURCE.name} for torch {version}: {lines[0]}")
-        made.replace(target)
+        library.replace(target)
     return target

@@ -125,8 +125,8 @@ class Observer(TorchDispatchMode):
         if (
             getattr(func, "namespace", "") == "aten"
             and isinstance(results, (list, tuple))
-            and all(isinstance(one, FakeTensor) and one.dtype in WHOLE for one in results)
-            and sum(one.numel() for one in results) <= LARGEST_KNOWN
+            and all(isinstance(tensor, FakeTensor) and tensor.dtype in WHOLE for tensor in results)
+            and sum(tensor.numel() for tensor in results) <= LARGEST_KNOWN
             and all(_value(tensor) is not None for tensor in inputs)
         ):
             self._keep_values(func, args, kwargs, results)
@@ -138,8 +138,8 @@ class Observer(TorchDispatchMode):
         if "device" in on_cpu:
             on_cpu["device"] = torch.device("cpu")
         values = func(*known[0], **on_cpu)
-        for one, value in zip(results, [values] if isinstance(values, torch.Tensor) else values, strict=True):
-            one.value = value
+        for out, value in zip(results, [values] if isinstance(values, torch.Tensor) else values, strict=True):
+            out.value = value
 
     def _number(self, tensor: FakeTensor) -> Any:
         self._wait("item")

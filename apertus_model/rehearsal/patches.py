@@ -144,9 +144,9 @@ def _method(function: Callable[..., Any]) -> Callable[[Any], Any]:
     return lambda original: lambda *args, **kwargs: function(*args, **kwargs)
 
 
-def values(read: Callable[[Any], Any], unseen: Callable[[], contextlib.AbstractContextManager[Any]],
+def values(tolist: Callable[[Any], Any], unseen: Callable[[], contextlib.AbstractContextManager[Any]],
            resized: Callable[[Any], None], launched: Callable[..., None]) -> list[Patch]:  # fmt: skip
-    """The patches of functions that need values, or that no dispatch mode sees. `read` returns a tensor
+    """The patches of functions that need values, or that no dispatch mode sees. `tolist` returns a tensor
     without values as nested lists; `unseen` is a context for what is not part of the step; `resized` gets a
     storage whose size has changed, `launched` a Triton kernel and its arguments."""
 
@@ -166,7 +166,7 @@ def values(read: Callable[[Any], Any], unseen: Callable[[], contextlib.AbstractC
         return call
 
     return [
-        Patch("torch._subclasses.fake_tensor.FakeTensor.tolist", _method(read)),
+        Patch("torch._subclasses.fake_tensor.FakeTensor.tolist", _method(tolist)),
         # memory that GPUs share, for async_tp
         Patch("torch.distributed._symmetric_memory.enable_symm_mem_for_group", always(None)),
         # FSDP frees and allocates gathered weights this way

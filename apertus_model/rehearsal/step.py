@@ -151,7 +151,7 @@ def _memory(observer: Observer) -> records.PeakMemory:
     kinds, sizes, numbers = dict.fromkeys(records.KINDS, 0), Counter[Any](), Counter[Any]()
     for storage in live:
         kinds[storage.kind] += storage.bytes
-        key = storage.made.operator, storage.made.shape, storage.made.dtype, storage.kind
+        key = storage.origin.operator, storage.origin.shape, storage.origin.dtype, storage.kind
         sizes[key] += storage.bytes
         numbers[key] += 1
     return records.PeakMemory(
@@ -196,7 +196,7 @@ class Rows:
         length = segment.sequence_length
         sequences = 2 * records.PAIRS
         part = -(-length // sequences)
-        one = np.ones(sequences, dtype=np.float32)
+        ones = np.ones(sequences, dtype=np.float32)
         facts = OBJECTIVES[segment.objective]
         rewards = facts.rows == "rewards"
         k = segment.stored_words
@@ -213,13 +213,13 @@ class Rows:
             ),
             counts=np.ones(1),
             segments=np.arange(length) // part,
-            rewards=one / 2,
-            reference=-one,
+            rewards=ones / 2,
+            reference=-ones,
             margins=np.zeros(records.PAIRS, dtype=np.float32),
             teacher_words=np.zeros((length, k), dtype=np.int32) + np.arange(k, dtype=np.int32),
             teacher_log_p=np.full((length, k + 1), -np.log(k + 1), dtype=np.float32),
             source=0,
-            present=one[:: 2 if rewards else 1] > 0,
+            present=ones[:: 2 if rewards else 1] > 0,
         )
 
     def __getitem__(self, index: int) -> Any:

@@ -102,7 +102,7 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
         folder,
         max_shard_size=part.max_shard_size,
         dtype=getattr(torch, part.dtype),
-        read=lambda tensors: load_tensors(tensors, checkpoint),
+        fill=lambda tensors: load_tensors(tensors, checkpoint),
     )
     document = json.loads(config.to_json_string())  # what `save_pretrained` writes
     if own_class(part.model) is None:  # others need a later release

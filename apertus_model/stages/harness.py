@@ -86,7 +86,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
         committed = dict(zip(work.units, units, strict=True))
         for unit in committed.values():
             tokens.update(unit.data)
-        return [[one for key in some for one in _read(committed[key].files[ROWS])] for some in keys]
+        return [[row for key in some for row in _read(committed[key].files[ROWS])] for some in keys]
 
     folder = local_folder(attempt.input_artifact("model"), attempt.workdir / "tokenizer", weights=False)
     collector = Collector(folder, bool(suite.chat_template), answer)
@@ -143,7 +143,7 @@ class Units:
         requests = self._requests(f"requests-{name}")[int(start) : int(stop)]
         seed = seeds(self._part.suite)["torch_random_seed"]
         torch.manual_seed(batch_seed(seed, int(digest, 16) + int(start)))
-        instances = [Instance(kind, {}, tuple(one), index) for index, one in enumerate(requests)]
+        instances = [Instance(kind, {}, tuple(request), index) for index, request in enumerate(requests)]
         answers = getattr(self._model, kind)(instances)
         path = _write(self._attempt.workdir / f"{key}.jsonl", answers)
         return Result({ROWS: path}, {"requests": len(requests), **self._counted(requests, answers)})
@@ -169,12 +169,12 @@ class Units:
         def tokens(texts: Iterable[Any], *, whole: bool = False) -> int:
             """The number of tokens in texts. A question's choices share its text, which is encoded once."""
             counts = Counter(text for text in texts if isinstance(text, str))
-            read = tokenizer([*counts], add_special_tokens=whole)["input_ids"] if counts else []
-            return sum(len(ids) * number for ids, number in zip(read, counts.values(), strict=True))
+            encoded = tokenizer([*counts], add_special_tokens=whole)["input_ids"] if counts else []
+            return sum(len(ids) * number for ids, number in zip(encoded, counts.values(), strict=True))
 
-        continuations = (text for one in requests for text in one[1:])
-        read = tokens((one[0] for one in requests), whole=True) + tokens(continuations)
-        return {"read_tokens": read, "sampled_tokens": tokens(answers)}
+        continuations = (text for request in requests for text in request[1:])
+        total = tokens((request[0] for request in requests), whole=True) + tokens(continuations)
+        return {"read_tokens": total, "sampled_tokens": tokens(answers)}
 
 
 def _write(path: Path, rows: Iterable[Any]) -> Path:

@@ -67,9 +67,9 @@ def save_weights(
 class _ReadWhenWritten(DefaultSavePlanner):
     """A planner that reads each tensor when it is written, and knows only its shape before that."""
 
-    def __init__(self, read: Callable[[str], torch.Tensor]) -> None:
+    def __init__(self, load: Callable[[str], torch.Tensor]) -> None:
         super().__init__()
-        self._read = read
+        self._load = load
 
     def lookup_object(self, index: Any) -> torch.Tensor:
-        return self._read(index.fqn)
+        return self._load(index.fqn)

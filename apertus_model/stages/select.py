@@ -55,12 +55,12 @@ def _value(attempt: Attempt, part: SelectPart, index: int) -> float:
                 f" {', '.join(sorted(metrics))}"
             )
         return float(metrics[part.metric])
-    read = attempt.job.inputs[f"checkpoint:{index}"]
-    assert read.path is not None and read.step is not None, "the launcher gives folder and step"
-    loss = Artifact(attempt.store, read.path).checkpoint(read.step).validation_loss(part.metric)
+    checkpoint = attempt.job.inputs[f"checkpoint:{index}"]
+    assert checkpoint.path is not None and checkpoint.step is not None, "the launcher gives folder and step"
+    loss = Artifact(attempt.store, checkpoint.path).checkpoint(checkpoint.step).validation_loss(part.metric)
     if loss is None:
         raise StageError(
-            f"'{name}' has no {part.metric} at step {read.step}; let validation.interval divide the last"
-            " step, or select by an evaluation"
+            f"'{name}' has no {part.metric} at step {checkpoint.step}; let validation.interval divide the"
+            " last step, or select by an evaluation"
         )
     return loss

@@ -80,7 +80,7 @@ def same_data(now: Mapping[str, Any], then: Mapping[str, Any], step: int) -> Non
     """Raises OtherDataError, with the differences, when a checkpoint's data are not the current ones."""
     differing = changes(flatten(dict(then)), flatten(dict(now)))
     if differing:
-        differences = (f"{one.name}: {_or_none(one.a)} -> {_or_none(one.b)}" for one in differing)
+        differences = (f"{change.name}: {_or_none(change.a)} -> {_or_none(change.b)}" for change in differing)
         raise OtherDataError(
             f"the checkpoint of step {step} was trained on other data: {some_of(differences, 4, '; ')}. Fix:"
             " restore those data, or delete the artifact of this stage to train it again"
@@ -280,8 +280,8 @@ class PreferenceData(TrainingData):
         if several:
             distinct = Artifact.of_input(store, inputs["distinct_prompts"])
             self.identity["distinct_prompts"] = _content(distinct)
-            for number, one in enumerate(sets):
-                one.keep(load_array(distinct.local(f"kept-{number}.npy")))
+            for number, samples in enumerate(sets):
+                samples.keep(load_array(distinct.local(f"kept-{number}.npy")))
         repeats = [exact(number) for number in segment.repeats]
         self.samples = PreferenceSets(sets, repeats, seed=segment.data_seed)
 

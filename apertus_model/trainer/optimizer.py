@@ -74,7 +74,7 @@ class Optimizers(OptimizersContainer):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that the optimizers themselves have, not copied."""
-        return {name: tensor for one in self.optimizers for name, tensor in _tensors(one).items()}
+        return {name: tensor for optimizer in self.optimizers for name, tensor in _tensors(optimizer).items()}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The whole state as tensors, those of `tensors` among them."""

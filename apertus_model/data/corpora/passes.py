@@ -94,14 +94,14 @@ class CorpusPasses:
             return
         self._run(list(self.work.tasks), here=False)
         tasks: dict[str, Size] = {}
-        read, rejected = Counter[str](), Counter[str]()
+        amounts, rejected = Counter[str](), Counter[str]()
         for key in self.work.tasks:
             unit = self.work.unit(key)
             size = sum(unit.files[name].size for name in ("tokens.bin", "documents.parquet"))
             tasks[key] = Size(size, unit.data["records"], unit.data["tokenised"])
-            read.update(unit.data["read"])
+            amounts.update(unit.data["read"])
             rejected.update(unit.data["rejected"])
-        plan = CorpusPlan.make(tasks, self.work.part.memory.bytes, dict(read), dict(rejected))
+        plan = CorpusPlan.make(tasks, self.work.part.memory.bytes, dict(amounts), dict(rejected))
         self._attempt.commit_unit("plan", data=plan.model_dump())
 
     def resolve(self) -> None:
@@ -268,6 +268,6 @@ def files_of(layout: CorpusLayout, kind: str) -> list[str]:
 
 def counts_line(counts: dict[str, dict[str, int]]) -> str:
     """The counts of the documents that were read, in words."""
-    read = counts["read"]
-    what = f"{counted(read['documents'], 'document')} ({counted(read['bytes'], 'byte')})"
+    amounts = counts["read"]
+    what = f"{counted(amounts['documents'], 'document')} ({counted(amounts['bytes'], 'byte')})"
     return read_line(what, counts["rejected"], counts[DROPPED])

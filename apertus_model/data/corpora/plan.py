@@ -118,7 +118,7 @@ class CorpusPlan(Strict):
 
     @classmethod
     def make(
-        cls, tasks: dict[str, Size], memory: int, read: dict[str, int], rejected: dict[str, int]
+        cls, tasks: dict[str, Size], memory: int, amounts: dict[str, int], rejected: dict[str, int]
     ) -> CorpusPlan:
         """The plan for the tasks of a source, given in order."""
         documents = sum(size.documents for size in tasks.values())
@@ -141,7 +141,7 @@ class CorpusPlan(Strict):
             documents=documents,
             tokenised=tokenised,
             ranges=parts(MEMBER_BYTES * documents, run),
-            read=read,
+            read=amounts,
             rejected=rejected,
         )
 

@@ -82,12 +82,12 @@ def read_header(header: bytes, index: Path | str) -> IndexHeader:
 
 
 def check_index(
-    read: Callable[[int, int], bytes], index_bytes: int, data_bytes: int, index: Path | str, data: Path | str
+    load: Callable[[int, int], bytes], index_bytes: int, data_bytes: int, index: Path | str, data: Path | str
 ) -> IndexHeader:
-    """Compares the header and the first and last entries of an `.idx` with the lengths of both files. `read`:
+    """Compares the header and the first and last entries of an `.idx` with the lengths of both files. `load`:
     returns the bytes [start, stop) of the index; `index`, `data`: the names of the files in errors.
     TokenFileError when they do not fit together."""
-    header = read_header(read(0, min(HEADER_BYTES, index_bytes)), index)
+    header = read_header(load(0, min(HEADER_BYTES, index_bytes)), index)
     count, boundaries = header.sequences, header.boundaries
     if index_bytes != header.end:
         raise TokenFileError(
@@ -96,7 +96,7 @@ def check_index(
         )
 
     def entry(width: int, start: int) -> int:
-        return int.from_bytes(read(start, start + width), "little", signed=True)
+        return int.from_bytes(load(start, start + width), "little", signed=True)
 
     end = 0
     if count:

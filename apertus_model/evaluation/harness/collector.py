@@ -57,8 +57,8 @@ class Collector(LM):
     def collecting(self) -> Iterator[None]:
         build = Task.build_all_requests
 
-        def build_all_requests(task: Task, **stated: Any) -> None:
-            build(task, **stated)
+        def build_all_requests(task: Task, **kwargs: Any) -> None:
+            build(task, **kwargs)
             kinds: defaultdict[str, list[Instance]] = defaultdict(list)
             for instance in task.instances:
                 kinds[instance.request_type] += [instance] * instance.repeats
@@ -70,7 +70,7 @@ class Collector(LM):
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
         """The answers to requests of any type."""
         if not self._answers:
-            asked = [Asked(some[0].request_type, [one.args for one in some]) for some in self._asked]
+            asked = [Asked(some[0].request_type, [request.args for request in some]) for some in self._asked]
             for some, answers in zip(self._asked, self._answering(asked), strict=True):
                 for request, answer in zip(some, answers, strict=True):
                     self._answers.setdefault(id(request), deque()).append(answer)

@@ -39,7 +39,7 @@ def metric_names(suite: Suite, tasks: Iterable[Task]) -> list[str]:
             aggregates[group] = entries if isinstance(entries, list) else [entries]
             within.setdefault(group, set()).update(scored[task.name])
     for group, entries in aggregates.items():
-        scored[group] = {one for entry in entries for one in within[group] if _aggregates(entry, one)}
+        scored[group] = {pair for entry in entries for pair in within[group] if _aggregates(entry, pair)}
     return sorted(
         classes
         | {
@@ -58,7 +58,7 @@ def is_known(metric: str, names: Iterable[str]) -> bool:
 
 def _of_task(suite: Suite, task: Task) -> Iterator[Scored]:
     config = task.config
-    filters = [str(one["name"]) for one in config.get("filter_list") or []] or ["none"]
+    filters = [str(entry["name"]) for entry in config.get("filter_list") or []] or ["none"]
     names = set(_declared(suite, task))
     if runs_code(config):
         names |= {*KINDS}
@@ -89,9 +89,9 @@ def _declared(suite: Suite, task: Task) -> Iterator[str]:
             yield name
 
 
-def _aggregates(entry: object, one: Scored) -> bool:
+def _aggregates(entry: object, pair: Scored) -> bool:
     """Whether an entry of a group's `aggregate_metric_list` takes the mean of a metric of its tasks."""
     fields = entry if isinstance(entry, dict) else {}
     filters = fields.get("filter_list")
     chosen = [filters] if isinstance(filters, str) else filters
-    return fields.get("metric") == one[0] and (chosen is None or one[1] in chosen)
+    return fields.get("metric") == pair[0] and (chosen is None or pair[1] in chosen)

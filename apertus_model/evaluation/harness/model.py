@@ -84,10 +84,10 @@ class BatchedModel(HFLM):
         self._rows = max(1, rows_in(longest, self._vocabulary) // self._parts)
         return self._rows
 
-    def tok_encode(self, string: str, *stated: Any, **named: Any) -> list[int]:
+    def tok_encode(self, string: str, *args: Any, **kwargs: Any) -> list[int]:
         """The ids of a text, without the BOS of a text whose likelihood is asked for as a whole: the harness
         puts one before it, and would score the second."""
-        ids: list[int] = super().tok_encode(string, *stated, **named)
+        ids: list[int] = super().tok_encode(string, *args, **kwargs)
         return ids[1:] if self._texts and ids[:1] == [self.prefix_token_id] else ids
 
     def _length(self, request: Any) -> int:
@@ -168,4 +168,4 @@ class VllmModel(LM):
         return self._ask("generate_until", requests)
 
     def _ask(self, kind: str, requests: list[Instance]) -> list[Any]:
-        return self._process.ask({"kind": kind, "requests": [one.args for one in requests]})
+        return self._process.ask({"kind": kind, "requests": [request.args for request in requests]})

@@ -122,7 +122,7 @@ class Needs:
     @property
     def datasets(self) -> list[str]:
         """The folders that the task needs below that of all data sets, sorted."""
-        folders = {one.dataset for one in self.reads} | {folder_of(url) for url in self.files.values()}
+        folders = {data.dataset for data in self.reads} | {folder_of(url) for url in self.files.values()}
         return sorted(folders | ({NLTK} if self.nltk else set()))
 
 
@@ -265,9 +265,9 @@ def fetch_command(dataset: str, needs: Iterable[Needs], datasets: str) -> str:
     """The commands that fetch a folder below `datasets`, on a machine with a network."""
     folder = f"{datasets.rstrip('/')}/{dataset}"
     if dataset == NLTK:
-        names = sorted({name for one in needs for name in one.nltk})
+        names = sorted({name for need in needs for name in need.nltk})
         return f"python -m nltk.downloader -d {folder} {' '.join(names)}"
-    urls = {path: url for one in needs for path, url in one.files.items() if folder_of(url) == dataset}
+    urls = {path: url for need in needs for path, url in need.files.items() if folder_of(url) == dataset}
     if urls and not any(url.startswith(HUB) for url in urls.values()):
         return "\n".join(
             f"curl -L --create-dirs -o {datasets.rstrip('/')}/{path} {url}"

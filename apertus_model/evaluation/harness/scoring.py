@@ -147,7 +147,7 @@ def _classified(
     from lm_eval.api.metrics import mean
 
     if not classifier.has(_texts(results)):
-        answers = [one.filtered_resps.values() for one in task.instances]
+        answers = [instance.filtered_resps.values() for instance in task.instances]
         classifier.read(text for filtered in answers for answer in filtered for text in _texts(answer))
     values = [classifier.probability(text) for text in _texts(results)]
     rate = sum(value >= THRESHOLD for value in values) / len(values)

@@ -133,9 +133,9 @@ class Catalogue:
         for name in names:
             self._read = set()
             self.tasks(name)
-            if read := [os.path.dirname(path) for path in self._read if not path.startswith(own)]:
+            if directories := [os.path.dirname(path) for path in self._read if not path.startswith(own)]:
                 # one folder for all members: the harness replaces a tag of one folder by that of the next
-                folders |= {os.path.commonpath(read)} if self.is_tag(name) else set(read)
+                folders |= {os.path.commonpath(directories)} if self.is_tag(name) else set(directories)
         parents = tuple(f"{folder}/" for folder in folders)
         outer = [folder for folder in sorted(folders) if not folder.startswith(parents)]
         return [Path(folder) for folder in reversed(outer)]

@@ -19,26 +19,26 @@ from specs.model import ModelSpec
 Layers = Mapping[str, nn.Module]
 
 
-def attention_matrix(attention: GQAttention, read: Tensor, positions: Tensor) -> Tensor:
-    """softmax(Q K') for the layer's input `read` (batch, T, dim): (batch, heads, T, T), 0 for later tokens
+def attention_matrix(attention: GQAttention, hidden: Tensor, positions: Tensor) -> Tensor:
+    """softmax(Q K') for the layer's input `hidden` (batch, T, dim): (batch, heads, T, T), 0 for later tokens
     and tokens of other documents, in float32 at least."""
-    queries, keys, _ = projected(attention, read)
+    queries, keys, _ = projected(attention, hidden)
     queries, keys = attention.rope(queries, keys, positions)
     queries, keys = wide(queries), wide(keys).repeat_interleave(queries.shape[2] // keys.shape[2], dim=2)
     scores = torch.einsum("bthn,bshn->bhts", queries, keys) * attention.scaling
     return scores.masked_fill(~document_mask(positions), -torch.inf).softmax(dim=-1)
 
 
-def mixer_matrix(mixer: MambaMixer, read: Tensor, positions: Tensor) -> Tensor:
+def mixer_matrix(mixer: MambaMixer, hidden: Tensor, positions: Tensor) -> Tensor:
     """A mixer's counterpart of `attention_matrix`: the matrix of its states, plus d on the diagonal."""
-    whole = matrix(mixer.recurrence(read, positions))
+    whole = matrix(mixer.recurrence(hidden, positions))
     skip = torch.eye(whole.shape[-1], device=whole.device, dtype=whole.dtype) * mixer.d[:, None, None]
     return whole + skip
 
 
-def mixed(mixer: MambaMixer, read: Tensor, positions: Tensor) -> Tensor:
+def mixed(mixer: MambaMixer, hidden: Tensor, positions: Tensor) -> Tensor:
     """The tensor that a mixer adds to the residual stream, (batch, T, dim), in float32 at least."""
-    return wide(mixer(read, None, positions))
+    return wide(mixer(hidden, None, positions))
 
 
 class AlignedQuantity(NamedTuple):
@@ -112,9 +112,9 @@ class Alignment(Objective):
     ) -> MicroBatchLoss:
         distances = {
             name: self._quantity.distance(
-                layers[name](read, masks, positions, mixer=self._quantity.of_student) - target
+                layers[name](inputs, masks, positions, mixer=self._quantity.of_student) - target
             )
-            for name, (read, target) in wanted.items()
+            for name, (inputs, target) in wanted.items()
         }
         columns = {
             f"distance_{name}": torch.stack([distance.detach().double(), self._number(hidden)])

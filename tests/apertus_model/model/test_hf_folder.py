@@ -76,7 +76,7 @@ def exported(checkpoint: Path, target: Path, dtype: str) -> Path:
         target,
         max_shard_size=SHARD,
         dtype=getattr(torch, dtype),
-        read=lambda tensors: load_tensors(tensors, LocalCheckpoint(checkpoint)),
+        fill=lambda tensors: load_tensors(tensors, LocalCheckpoint(checkpoint)),
     )
     return target
 
@@ -290,7 +290,7 @@ def test_import_and_export_hold_no_more_than_one_shard(tmp_path: Path) -> None:
         )
         with torch.device("meta"):
             theirs = ApertusForCausalLM(config)
-        write_shards(theirs, tmp_path / name, max_shard_size=shard, dtype=torch.float32, read=fill)
+        write_shards(theirs, tmp_path / name, max_shard_size=shard, dtype=torch.float32, fill=fill)
     assert LARGE.parameters * 4 > 7 * shard
     # what is freed goes back to the kernel at once
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}

@@ -12,7 +12,7 @@ def tensor(kilobytes: int) -> torch.Tensor:
 
 
 def peak(allocations: Allocations) -> dict[str, int]:
-    return {live.made.operator: live.bytes // 1024 for live in allocations.peak()}
+    return {live.origin.operator: live.bytes // 1024 for live in allocations.peak()}
 
 
 def test_the_peak_has_what_lives_together_and_not_what_has_ended() -> None:
