@@ -171,7 +171,7 @@ def report(bench: Bench, rounds: int) -> None:
     }
     for number in range(rounds + 1):
         attempts: list[Attempt] = []
-        for (way, name), taken in times.items():
+        for (way, name), durations in times.items():
             if way == "upload" and name == "ours":
                 took, attempts = seconds(bench.save, ranks)
             elif way == "upload":
@@ -180,15 +180,15 @@ def report(bench: Bench, rounds: int) -> None:
                 took, _ = seconds(bench.load, ranks, attempts)
             else:
                 took, _ = seconds(bench.read_raw, ranks, attempts, [name] * bench.files)
-            taken += [took] if number else []  # the first round does not count
+            durations += [took] if number else []  # the first round does not count
         bench.store.remove("pretrain")
         bench.store.remove("raw")
     size = bench.bytes / 2**20
     print(f"{size:.0f} MiB in {bench.files} files, {rounds} rounds; MiB/s: median (smallest to largest)")
-    for (way, name), taken in times.items():
-        line = f"{way:8} {name:24} {spread([size / took for took in taken]):>22}"
+    for (way, name), durations in times.items():
+        line = f"{way:8} {name:24} {spread([size / took for took in durations]):>22}"
         if name != "ours":
-            ratios = [client / ours for ours, client in zip(times[way, "ours"], taken, strict=True)]
+            ratios = [client / ours for ours, client in zip(times[way, "ours"], durations, strict=True)]
             line += f"   ours: x {spread(ratios)}" + (
                 f", MISSED: {TARGET}" if bench.client and statistics.median(ratios) < TARGET else ""
             )

@@ -67,8 +67,8 @@ def source(folder: Path) -> dict[str, Any]:
 
 
 def conversations_spec(folder: Path) -> dict[str, Any]:
-    read = {"url": str(folder), "format": "chat", "include": ["*.jsonl"]}
-    return {"source": read, "process": {"holdout": 0.1}, "seed": 28, "files_per_task": 1}
+    chats = {"url": str(folder), "format": "chat", "include": ["*.jsonl"]}
+    return {"source": chats, "process": {"holdout": 0.1}, "seed": 28, "files_per_task": 1}
 
 
 def corpus_spec(folder: Path, filters: list[dict[str, Any]], *, pii: bool, **fields: Any) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def run(store: Store, folder: Path, kind: str, name: str, spec: dict[str, Any]) 
 
 
 def _job(store: Store, folder: Path, kind: str, name: str, spec: dict[str, Any]) -> Job:
-    made = InputRef(kind="tokenizer", fingerprint="tokenizer", path="tokenizer/tokenizer")
+    input_ = InputRef(kind="tokenizer", fingerprint="tokenizer", path="tokenizer/tokenizer")
     scratch = folder / "scratch" / kind / name
     scratch.mkdir(parents=True)
     return Job(
@@ -115,7 +115,7 @@ def _job(store: Store, folder: Path, kind: str, name: str, spec: dict[str, Any])
         fingerprint=name,
         spec=spec,
         identity=spec,
-        inputs={} if kind == "tokenizer" else {"tokenizer": made},
+        inputs={} if kind == "tokenizer" else {"tokenizer": input_},
         launch={"workers": {"count": 1}},
         store=store.url,
         path=f"{kind}/{name}",

@@ -60,11 +60,11 @@ def main() -> None:
     for count in sorted(asked.documents):
         with tempfile.TemporaryDirectory() as folder:
             found = measured(Path(folder), count, asked, names)
-        for name, one in found.items():
-            per_core, clock = count / one["seconds"], count / one["clock"]
-            base = first.setdefault(name, one | {"per_core": per_core})
-            growth = f"{base['per_core'] / per_core:.2f} in cost, {one['MiB'] / base['MiB']:.2f} in memory"
-            print(f"{name:10} {count:11,} {per_core:22,.0f} {clock:13,.0f} {one['MiB']:7,.0f}   {growth}")
+        for name, used in found.items():
+            per_core, clock = count / used["seconds"], count / used["clock"]
+            base = first.setdefault(name, used | {"per_core": per_core})
+            growth = f"{base['per_core'] / per_core:.2f} in cost, {used['MiB'] / base['MiB']:.2f} in memory"
+            print(f"{name:10} {count:11,} {per_core:22,.0f} {clock:13,.0f} {used['MiB']:7,.0f}   {growth}")
         ours = found["ours"]
         print(f"{'':10} seconds of a core by pass: {', '.join(passes(ours))}")
         if not asked.alone:
@@ -91,7 +91,7 @@ def measured(folder: Path, count: int, asked: argparse.Namespace, names: list[st
         command = [sys.executable, "-m", "benchmarks.corpus", "--run", name, str(folder), json.dumps(spec)]
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         found[name] = json.loads(output.splitlines()[-1])
-    results = [(one["documents"], one["tokens"]) for one in found.values()]
+    results = [(used["documents"], used["tokens"]) for used in found.values()]
     assert len(set(results)) == 1, f"documents and tokens differ: {dict(zip(names, results, strict=True))}"
     return found
 
@@ -104,8 +104,8 @@ def with_duplicates(documents: Iterable[str]) -> Iterator[str]:
         before = text
 
 
-def passes(one: dict[str, Any]) -> list[str]:
-    return [f"{one['tasks']:.0f} read, filter, tokenise", f"{one['after']:.0f} compare, shuffle, write"]
+def passes(used: dict[str, Any]) -> list[str]:
+    return [f"{used['tasks']:.0f} read, filter, tokenise", f"{used['after']:.0f} compare, shuffle, write"]
 
 
 def ours(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
@@ -115,12 +115,12 @@ def ours(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     spec = corpus_spec(folder / "documents", filters, pii=False, memory=asked["memory"])
     begun = time.perf_counter()
     tasks, after = run(store, folder, "corpus", "corpus", spec)
-    made = Artifact(store, "corpus/corpus").manifest.metrics
+    metrics = Artifact(store, "corpus/corpus").manifest.metrics
     used = {"seconds": tasks + after, "tasks": tasks, "after": after, "clock": time.perf_counter() - begun}
     return used | {
         "MiB": memory()["peak"],
-        "documents": made["documents"],
-        "tokens": made["tokens"] - made["documents"],  # datatrove writes no begin-of-document token
+        "documents": metrics["documents"],
+        "tokens": metrics["tokens"] - metrics["documents"],  # datatrove writes no begin-of-document token
     }
 
 
@@ -155,8 +155,8 @@ def datatrove(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     def at(name: str) -> str:
         return str(work / name)
 
-    made = Artifact(Store.open(str(folder / "store")), "tokenizer/tokenizer")
-    eos = made.manifest.facts["eos_token"]
+    artifact = Artifact(Store.open(str(folder / "store")), "tokenizer/tokenizer")
+    eos = artifact.manifest.facts["eos_token"]
     fields = asked["filters"]
     checks: dict[str, Callable[[Any], bool]] = {
         "length": lambda document: len(document.text) >= fields["length"]["min_characters"],
@@ -166,19 +166,19 @@ def datatrove(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
         ),
     }
     filters = [LambdaFilter(checks[name]) for name in fields if name in checks]
-    tokenise = DocumentTokenizer(at("tokens"), str(made.local("tokenizer.json")), eos_token=eos, seed=28)
+    tokenise = DocumentTokenizer(at("tokens"), str(artifact.local("tokenizer.json")), eos_token=eos, seed=28)
     begun, clock = processor_time(), time.perf_counter()
-    read = JsonlReader(str(folder / "documents"))
+    reader = JsonlReader(str(folder / "documents"))
     if "near-duplicates" in asked["filters"]:
         config = MinhashConfig()
         write_ = JsonlWriter(at("filtered"), output_filename="${rank}.jsonl", compression=None)
         sign = MinhashDedupSignature(at("signatures"), config, language=Words())
-        execute(files, read, *filters, write_, sign)
+        execute(files, reader, *filters, write_, sign)
         execute(config.num_buckets, MinhashDedupBuckets(at("signatures"), at("pairs"), config=config))
         execute(1, MinhashDedupCluster(at("pairs"), at("removed"), config))
         execute(files, JsonlReader(at("filtered")), MinhashDedupFilter(at("removed")), tokenise)
     else:
-        execute(files, read, *filters, tokenise)
+        execute(files, reader, *filters, tokenise)
     execute(1, DocumentTokenizerMerger(at("tokens"), at("merged"), "corpus", progress=False, seed=28))
     used = {"seconds": processor_time() - begun, "clock": time.perf_counter() - clock}
     size = sum(path.stat().st_size for path in (work / "merged").glob("*.ds"))

@@ -71,11 +71,11 @@ def main() -> None:
         write(all_, texts(asked.documents, asked.characters), -(-asked.documents // FILES))
         spec = corpus_spec(all_, [settings(name, folder) for name in FILTERS], pii=True)
         seconds = sum(run(store, folder, "corpus", "whole", spec))
-        made = Artifact(store, "corpus/whole").manifest.metrics
-        amount = Amount(made["read"]["bytes"], made["tokens"] * 2)
+        metrics = Artifact(store, "corpus/whole").manifest.metrics
+        amount = Amount(metrics["read"]["bytes"], metrics["tokens"] * 2)
         estimate = core_seconds(amount, [*FILTERS, "pii"])
         print(
-            f"a corpus of {made['read']['documents']:,} documents and {made['tokens']:,} tokens:"
+            f"a corpus of {metrics['read']['documents']:,} documents and {metrics['tokens']:,} tokens:"
             f" {seconds:.0f} s of a core, {estimate:.0f} s by the plan, ratio {seconds / estimate:.2f}"
         )
 
@@ -97,8 +97,8 @@ def measured(store: Store, folder: Path, documents: Path, only: list[str]) -> di
     write(warm, texts(1000, 500), 50)
     run(store, folder, "corpus", "warm", corpus_spec(warm, [], pii=False))
     tasks, rest = run(store, folder, "corpus", "bare", corpus_spec(documents, [], pii=False))
-    made = Artifact(store, "corpus/bare").manifest.metrics
-    found = {"tokenise": made["read"]["bytes"] / tasks, "shuffle": 2 * made["tokens"] / rest}
+    metrics = Artifact(store, "corpus/bare").manifest.metrics
+    found = {"tokenise": metrics["read"]["bytes"] / tasks, "shuffle": 2 * metrics["tokens"] / rest}
     if "conversations" in only:
         chats = folder / "chats"
         write(chats, (row["text"] for row in rows), -(-len(rows) // FILES), conversation)

@@ -189,7 +189,7 @@ def parts(corpus: Path, rounds: int) -> None:
         stream.read(order[i].window * LENGTH, order[i].window * LENGTH + LENGTH + 1) for i in range(count)
     ]
     ends = [np.flatnonzero(window[:-1] == EOS) for window in windows]
-    made = [samples[i] for i in range(count)]
+    drawn = [samples[i] for i in range(count)]
 
     def each(work: Callable[[int], object]) -> Callable[[], int]:
         def run() -> int:
@@ -208,7 +208,7 @@ def parts(corpus: Path, rounds: int) -> None:
         Contender("read: random windows, to int64, ids checked", each(read)),
         Contender("Goldfish mask", each(lambda i: goldfish_mask(windows[i][1:], GOLDFISH.k, GOLDFISH.h))),
         Contender("positions", each(lambda i: positions_within_documents(ends[i], LENGTH))),
-        Contender(f"collate: {BATCH} samples", each(lambda i: i % BATCH or collate(made[i : i + BATCH]))),
+        Contender(f"collate: {BATCH} samples", each(lambda i: i % BATCH or collate(drawn[i : i + BATCH]))),
         Contender("all of it: samples", each(lambda i: samples[next(numbers)])),
     ]
     race(contenders, rounds)

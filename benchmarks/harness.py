@@ -70,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--documents", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
-    stated = parser.parse_args()
+    asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         bench = Bench(folder)
@@ -80,7 +80,7 @@ def main() -> None:
         source = {"url": str(folder / "texts"), "format": "text"}
         spec = {"sources": [source], "vocab_size": 512, "bytes_per_source": 100_000}
         model = put_model(bench, bench.run("tokenizer", "tokenizer0", spec))
-        write_arc(folder / "data", stated.documents)
+        write_arc(folder / "data", asked.documents)
         exported = local_folder(model, folder / "exported")
         peer = ["-m", "lm_eval", "run", "--model", "hf", "--model_args", f"pretrained={exported}"]
         peer += [
@@ -94,16 +94,16 @@ def main() -> None:
             str(folder / "out"),
         ]
         rounds = []
-        for turn in range(stated.rounds):
+        for turn in range(asked.rounds):
             times: dict[tuple[str, int], float] = {}
-            for limit in (1, stated.documents):
+            for limit in (1, asked.documents):
                 ours = ["-c", OURS, str(folder), model.path, str(limit), f"a{turn}-{limit}"]
                 for name, command in (("ours", ours), ("lm_eval", [*peer, "--limit", str(limit)])):
                     times[name, limit] = seconds_of(command, folder)
             rounds.append(times)
     start = {name: [times[name, 1] for times in rounds] for name in NAMES}
     rate = {
-        name: [(stated.documents - 1) / (times[name, stated.documents] - times[name, 1]) for times in rounds]
+        name: [(asked.documents - 1) / (times[name, asked.documents] - times[name, 1]) for times in rounds]
         for name in NAMES
     }
     for name in NAMES:

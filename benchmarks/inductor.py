@@ -58,7 +58,7 @@ def moved(function: Callable[..., Any], arguments: list[Any]) -> int:
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
-        inputs = [torch.empty(one.shape, dtype=one.dtype, device="cuda") for one in arguments]
+        inputs = [torch.empty(argument.shape, dtype=argument.dtype, device="cuda") for argument in arguments]
         traced = make_fx(
             torch.func.functionalize(function), decomposition_table=select_decomp_table(),
             tracing_mode="fake", _allow_non_fake_inputs=True,

@@ -96,8 +96,8 @@ def compiled(capability: int) -> Iterator[list[Code]]:
     run, active = JITFunction.run, driver._active
 
     def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        made = run(kernel, *args, grid=grid, warmup=True, **kwargs)
-        found.append(read(kernel.fn.__name__, made.asm["cubin"], made.metadata.num_warps))
+        binary = run(kernel, *args, grid=grid, warmup=True, **kwargs)
+        found.append(read(kernel.fn.__name__, binary.asm["cubin"], binary.metadata.num_warps))
 
     JITFunction.run = compile_only
     driver.set_active(Target(capability))

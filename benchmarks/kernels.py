@@ -179,10 +179,10 @@ class Moved(TorchDispatchMode):
             ]
             if func.__name__.startswith(("copy_", "fill_", "zero_")):  # these do not read what they change
                 inputs = inputs[1:]
-            made = [tensor for tensor in tensors_in([result]) if tensor.data_ptr() not in known]
+            created = [tensor for tensor in tensors_in([result]) if tensor.data_ptr() not in known]
             self.bytes += sum(
                 min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-                for tensor in [*inputs, *changed, *made]
+                for tensor in [*inputs, *changed, *created]
             )
         return result
 
@@ -264,7 +264,7 @@ def main() -> None:
             case.launch(*case.make(1 << 20, "meta"))
         widths = [width for operation in ("LDG", "STG") for width in codes[0].widths(operation).items()]
         numbers = case.least, moved[case.name], eager_bytes(case), fused.get(case.name)
-        line = f"{case.name:48}" + "".join("        -" if one is None else f"{one:9.1f}" for one in numbers)
+        line = f"{case.name:48}" + "".join("        -" if n is None else f"{n:9.1f}" for n in numbers)
         line += f"   {codes[0].registers:3} {codes[0].spills:3}   "
         line += ", ".join(f"{number} x {bits}" for bits, number in widths)
         if gpu:

@@ -47,13 +47,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             write(Path(folder) / "robots.jsonl", hosts)
             for name in RUNS:
-                words = [str(one) for one in (hosts, asked.addresses, asked.addresses_per_host)]
+                words = [str(number) for number in (hosts, asked.addresses, asked.addresses_per_host)]
                 command = [sys.executable, "-m", "benchmarks.robots", "--run", name, folder, *words]
                 output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-                one = found[name] = json.loads(output)
+                used = found[name] = json.loads(output)
                 print(
-                    f"{name:8} {hosts:10,} {1e6 * one['build'] / hosts:10.1f} {one['MiB']:7,.0f}"
-                    f" {one['disk'] / 1e6:10,.0f} {asked.addresses / one['ask']:22,.0f}",
+                    f"{name:8} {hosts:10,} {1e6 * used['build'] / hosts:10.1f} {used['MiB']:7,.0f}"
+                    f" {used['disk'] / 1e6:10,.0f} {asked.addresses / used['ask']:22,.0f}",
                     flush=True,
                 )
         ours, peer = found["ours"], found["protego"]

@@ -79,7 +79,7 @@ def cluster() -> Iterator[str]:
     try:
         node = begun.add_node(num_cpus=WORKERS, **small)
         time.sleep(5)  # until their agents have started
-        sizes = [proportional(one) for one in (begun.head_node, node)]
+        sizes = [proportional(member) for member in (begun.head_node, node)]
         print(f"memory (PSS): head {sizes[0]:.0f} MiB, node {sizes[1]:.0f} MiB\n", flush=True)
         yield begun.address
     finally:
@@ -236,8 +236,8 @@ def datatrove(shared: Path, folder: Path, on_ray: bool, settings: dict[str, Any]
     if settings["kind"] == "empty":
         steps = [nothing]
     else:
-        made = Artifact(Store.open(str(shared / "store")), "tokenizer/tokenizer")
-        tokenizer, eos = str(made.local("tokenizer.json")), made.manifest.facts[EOS]
+        artifact = Artifact(Store.open(str(shared / "store")), "tokenizer/tokenizer")
+        tokenizer, eos = str(artifact.local("tokenizer.json")), artifact.manifest.facts[EOS]
         steps = [
             JsonlReader(str(shared / "documents")),
             LambdaFilter(lambda document: len(document.text) >= SHORTEST),

@@ -60,7 +60,7 @@ def commands() -> str:
 
 def _in_repository(source: str, path: str) -> str:
     """The path, from the root of the repository, of the file that a page links to."""
-    page = {made: name for name, made in FRONT.items()}.get(source, f"docs/{source}")
+    page = {target: name for name, target in FRONT.items()}.get(source, f"docs/{source}")
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
 
 

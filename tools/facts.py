@@ -168,22 +168,22 @@ def follow(name: str, store: str, value: float) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        made, fresh = Path(folder) / "made", Path(folder) / "fresh"
+        pretrained, fresh = Path(folder) / "made", Path(folder) / "fresh"
         apertus = [
             sys.executable,
             "-m",
             "flows.cli",
             "run",
             str(RECIPE),
-            *(x for one in OVERRIDES for x in ("--set", one)),
+            *(x for override in OVERRIDES for x in ("--set", override)),
         ]
-        for store, until in ((fresh, "main"), (made, "pretrain")):
+        for store, until in ((fresh, "main"), (pretrained, "pretrain")):
             subprocess.run(
                 [*apertus, "--store", store, "--until", until], check=True, stdout=subprocess.DEVNULL
             )
         for name in WALKS:
             store = shutil.copytree(fresh, Path(folder) / name)
-            value = str(value_of(name, str(made)))
+            value = str(value_of(name, str(pretrained)))
             # a stage takes the end of its standard input for the end of its launcher
             walk = subprocess.Popen(
                 [sys.executable, "-m", "tools.facts", name, store, value], stdin=subprocess.PIPE

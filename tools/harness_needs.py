@@ -250,7 +250,7 @@ def _dotted(node: ast.expr, module: _Module) -> str:
 
 
 def _constant(call: ast.Call, index: int, keyword: str = "") -> str | None:
-    named = [one.value for one in call.keywords if keyword and one.arg == keyword]
+    named = [argument.value for argument in call.keywords if keyword and argument.arg == keyword]
     value = call.args[index] if index < len(call.args) else next(iter(named), None)
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
 
