@@ -119,8 +119,8 @@ def _drawing(
     }
     across = {slot: (value - least) * (breadth + GAP_ACROSS) + MARGIN for slot, value in place.items()}
 
-    def point(one: float, other: float) -> str:
-        return f"{other:.1f} {one:.1f}" if down else f"{one:.1f} {other:.1f}"
+    def point(forward: float, sideways: float) -> str:
+        return f"{sideways:.1f} {forward:.1f}" if down else f"{forward:.1f} {sideways:.1f}"
 
     arrows = []
     for (begin, end), route in routes.items():

@@ -24,8 +24,8 @@ class Language:
 
 def languages_of(metrics: dict[str, Any]) -> list[Language]:
     """The languages in the metrics of a corpus, those with the most documents read first."""
-    stated, counts = metrics.get("filters"), _mapping(metrics.get("languages"))
-    labels = dict.fromkeys(stated if isinstance(stated, list) else [])
+    filters, counts = metrics.get("filters"), _mapping(metrics.get("languages"))
+    labels = dict.fromkeys(filters if isinstance(filters, list) else [])
     labels |= {label: None for outcomes in counts.values() for label in _mapping(outcomes) if label != KEPT}
     languages = [
         _language(name, outcomes, list(labels))

@@ -80,7 +80,7 @@ class StoredPart:
 
     @cached_property
     def inputs(self) -> dict[str, Input]:
-        return {role: Input.stored(read) for role, read in self.artifact.identity.inputs.items()}
+        return {role: Input.stored(input_) for role, input_ in self.artifact.identity.inputs.items()}
 
     @cached_property
     def fields(self) -> dict[str, Any]:
@@ -207,8 +207,8 @@ class PlannedPart(StoredPart):
         fields = _without_more(flatten({**self.settings["part"], "launch": self.settings["launch"]}))
         for phase in self.stated.phases(self.stage):
             if phase.name == self.node.phase:
-                stated = phase.training.checkpoint
-                fields |= {"checkpoint.milestones": stated.milestones, "checkpoint.best": stated.best}
+                saving = phase.training.checkpoint
+                fields |= {"checkpoint.milestones": saving.milestones, "checkpoint.best": saving.best}
         return fields
 
     @property

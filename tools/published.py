@@ -168,7 +168,7 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
     )
     for length, published, speed in zip(LENGTHS, LONG_TOKENS[size], LONG_SPEED[size], strict=True):
         phase = plan.graph.trajectories[f"long-context-{length}/1"]
-        taken = plan.estimates.stages[f"long-context-{length}"]
+        cost = plan.estimates.stages[f"long-context-{length}"]
         yield Line(
             f"long context {length}, tokens",
             f"{published}B [LC]",
@@ -178,8 +178,8 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
         yield Line(
             f"long context {length}, GPU-hours",
             f"{published * 1e9 / speed / 3600:,.0f} [LC], [P], [D]",
-            f"{taken.spent.gpu_hours or 0:,.0f}",
-            f"{speed:,} tokens/s and GPU; {taken.parts[0].gpus:,} GPUs, {duration(taken.spent.seconds)}",
+            f"{cost.spent.gpu_hours or 0:,.0f}",
+            f"{speed:,} tokens/s and GPU; {cost.parts[0].gpus:,} GPUs, {duration(cost.spent.seconds)}",
         )
     yield Line(
         "final learning rate",
@@ -216,7 +216,7 @@ def spent(size: str, plan: Plan) -> Iterator[Line]:
         "completions",
         "10 for each of 453,235 prompts [P]",
         f"{sum(part.work.requests for part in sampled):,.0f}",
-        f"of training, both sets; {amount(sum(part.work.sampled for part in sampled))} tokens,"
+        f"of training, both sets; {amount(sum(part.work.sampled_tokens for part in sampled))} tokens,"
         f" {duration(sum(seconds))} on {sampled[0].gpus} GPU{'s' * (sampled[0].gpus > 1)}",
     )
     yield Line(

@@ -143,8 +143,8 @@ def _messages(error: Exception) -> list[str]:
         return [str(error)]
     what = f"{type(error).__name__}: {error}"[:LONGEST]
     last = None if isinstance(error, ImportError) or not trail else trail[-1]
-    read = "" if last is None else f"; the file that was read last is {last}"
-    return [f"unexpected {what}{read}. `apertus --debug` before the same command prints the traceback"]
+    hint = "" if last is None else f"; the file that was read last is {last}"
+    return [f"unexpected {what}{hint}. `apertus --debug` before the same command prints the traceback"]
 
 
 def make_plan(spec: str, store: str | None, overrides: list[str] | None, ask_network: bool = True) -> Plan:

@@ -203,8 +203,8 @@ def walk(session: Session) -> None:
             elif needed <= finished and len(running) < concurrency:
                 del waiting[name]
                 session.begun[name] = session.plan.steps[name]
-                read = [futures[other] for other in needed]
-                futures[name] = part.submit(name, session, wait_for=read, return_state=False)
+                inputs = [futures[other] for other in needed]
+                futures[name] = part.submit(name, session, wait_for=inputs, return_state=False)
                 running.add(name)
                 futures[name].add_done_callback(lambda _, name=name: over.put(name))
 

@@ -110,8 +110,10 @@ def search(
     if not best:
         raise StageError(_nothing(part, processes, limit, known, dropped))
     best = sorted(best, key=lambda layout: -(layout.tokens_per_second_per_gpu or 0.0))
-    fastest = next(one for one in known if (one.launch, one.settings) == (best[0].launch, best[0].settings))
-    run_too = [one for one in (own, *best, *dropped) if one.tokens_per_second_per_gpu is not None]
+    fastest = next(
+        layout for layout in known if (layout.launch, layout.settings) == (best[0].launch, best[0].settings)
+    )
+    run_too = [layout for layout in (own, *best, *dropped) if layout.tokens_per_second_per_gpu is not None]
     return Search(
         pipeline=pipeline,
         stage=part.node.stage,
@@ -126,8 +128,8 @@ def search(
         dropped=dropped,
         float8=_in_float8(fastest, accept),
         agreement=spearman(
-            [_percents(one.expected) for one in run_too],
-            [_percents(one.tokens_per_second_per_gpu) for one in run_too],
+            [_percents(layout.expected) for layout in run_too],
+            [_percents(layout.tokens_per_second_per_gpu) for layout in run_too],
         ),
     )
 

@@ -102,8 +102,8 @@ class Runner:
         """Continues with a new plan, in which `@best:` and selections have their results. The differences are
         recorded first: the last record always names everything that this run has made."""
         before, after = (
-            (one.graph.best, [(node.path, node.end_step) for node in one.graph.nodes.values()])
-            for one in (self.plan, plan)
+            (graph.best, [(node.path, node.end_step) for node in graph.nodes.values()])
+            for graph in (self.plan.graph, plan.graph)
         )
         if before != after:
             _note_inputs(plan)
@@ -307,7 +307,7 @@ class Runner:
             fingerprint=node.fingerprint,
             spec=node.part.to_json(),
             identity=node.identity,
-            inputs={role: self._input(node, read) for role, read in node.inputs.items()},
+            inputs={role: self._input(node, input_) for role, input_ in node.inputs.items()},
             launch=self.profile.launch_of(node.launch),
             store=self.plan.store.url,
             path=node.path,
@@ -322,14 +322,16 @@ class Runner:
             launched_at=time.time(),
         )
 
-    def _input(self, node: Node, read: Input) -> InputRef:
-        reference = InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name, path=read.place)
-        if read.place is None or read.step is None:
+    def _input(self, node: Node, input_: Input) -> InputRef:
+        reference = InputRef(
+            kind=input_.kind, fingerprint=input_.fingerprint, name=input_.name, path=input_.place
+        )
+        if input_.place is None or input_.step is None:
             return reference
-        hold(self.plan.store, read.place, read.step, node.path)
-        checkpoint = Artifact(self.plan.store, read.place).checkpoint(read.step)
+        hold(self.plan.store, input_.place, input_.step, node.path)
+        checkpoint = Artifact(self.plan.store, input_.place).checkpoint(input_.step)
         checkpoint.check(content=False)
-        return reference.model_copy(update={"step": read.step, "checkpoint": checkpoint.folder})
+        return reference.model_copy(update={"step": input_.step, "checkpoint": checkpoint.folder})
 
     def sound_checkpoint(self, node: Node, step: int | None, lease: Lease | None = None) -> int | None:
         """The last checkpoint of the part's trajectory, up to `step`, with files of the stated lengths; the

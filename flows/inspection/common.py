@@ -26,17 +26,17 @@ class Options:
 def references(plan: Plan, node: Node) -> dict[str, InputRef]:
     """The inputs of a part by role, without checkpoints. SpecError if one, or its mixture's, is not made."""
     references: dict[str, InputRef] = {}
-    for role, read in node.inputs.items():
-        if read.step is None and read.node is not None:
-            _made(plan, read)
+    for role, input_ in node.inputs.items():
+        if input_.step is None and input_.node is not None:
+            _made(plan, input_)
             references[role] = InputRef(
-                kind=read.kind, fingerprint=read.fingerprint, name=read.name, path=read.place
+                kind=input_.kind, fingerprint=input_.fingerprint, name=input_.name, path=input_.place
             )
     return references
 
 
-def _made(plan: Plan, read: Input) -> None:
-    node = plan.graph.nodes[read.node or ""]
+def _made(plan: Plan, input_: Input) -> None:
+    node = plan.graph.nodes[input_.node or ""]
     finished(plan, node)
     for inner in node.inputs.values() if node.kind == "mixture" else ():
         _made(plan, inner)

@@ -107,13 +107,13 @@ def show(console: Console, document: Corpus) -> None:
 
 def account(metrics: dict[str, Any]) -> list[tuple[str, int, int | None]]:
     """Rows (what, documents, characters as read) from what was read to what was kept; rejected: no text."""
-    read, dropped, characters = metrics["read"], metrics["dropped"], metrics["dropped_characters"]
+    amounts, dropped, characters = metrics["read"], metrics["dropped"], metrics["dropped_characters"]
     rows: list[tuple[str, int, int | None]] = [
         (f"rejected: {name}", count, None) for name, count in sorted(metrics["rejected"].items())
     ]
-    rows.append(("read", read["documents"], read["characters"]))
+    rows.append(("read", amounts["documents"], amounts["characters"]))
     rows += [(f"dropped: {name}", dropped[name], characters[name]) for name in metrics["filters"]]
-    kept = read["documents"] - sum(dropped.values()), read["characters"] - sum(characters.values())
+    kept = amounts["documents"] - sum(dropped.values()), amounts["characters"] - sum(characters.values())
     return [*rows, ("kept", *kept)]
 
 
@@ -147,7 +147,7 @@ def _destination(document: Corpus) -> str:
         f"{kept['train']['documents']:,} to train on",
         f"{kept['validation']['documents']:,} held out",
         f"{kept['probes']:,} probes",
-        *(f"{made['copies']:,} copies planted as {name}" for name, made in kept["planted"].items()),
+        *(f"{planted['copies']:,} copies planted as {name}" for name, planted in kept["planted"].items()),
     ]
     return f"kept: {', '.join(splits)}; replaced: {replaced or 'nothing'}\n"
 

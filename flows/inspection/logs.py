@@ -37,11 +37,11 @@ def follow(
         finished = all(node.artifact(store).complete for node in nodes)
         for node in nodes:
             stored = _stored(store, node)
-            for attempt, read in (_running(store, node, scratch) | stored).items():
+            for attempt, load in (_running(store, node, scratch) | stored).items():
                 name = (node.name, attempt)
                 if name in ended:
                     continue
-                log, begin = read(), given.get(name, 0)
+                log, begin = load(), given.get(name, 0)
                 end = len(log) if attempt in stored else max(begin, log.rfind(b"\n") + 1)  # not half a line
                 yield from _lines(node, log[begin:end])
                 given[name] = end

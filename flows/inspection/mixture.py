@@ -56,7 +56,7 @@ def collect(plan: Plan, node: Node, options: Options) -> Mixture:
     from apertus_model.data.order.mixture import BLOCK, MixtureOrder
 
     recipe = finished(plan, node).document(FILE, MixtureRecipe)
-    names = {read.fingerprint: read.name for read in corpora(plan.graph, node.name)}
+    names = {corpus.fingerprint: corpus.name for corpus in corpora(plan.graph, node.name)}
     entries = recipe.sources
     order = MixtureOrder(recipe.weights, [1] * len(entries), recipe.seed)
     drawn = order.drawn(options.samples)

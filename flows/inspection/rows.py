@@ -100,8 +100,8 @@ def _decoder(plan: Plan, node: Node) -> Callable[[list[int]], str]:
     """The function that shows tokens of a part, special tokens included, as text."""
     from apertus_model.tokenizer_files import open_tokenizer
 
-    read = plan.graph.nodes[node.inputs["tokenizer"].node or ""]
-    tokenizer = open_tokenizer(finished(plan, read).local("tokenizer.json"))
+    part = plan.graph.nodes[node.inputs["tokenizer"].node or ""]
+    tokenizer = open_tokenizer(finished(plan, part).local("tokenizer.json"))
     return lambda tokens: tokenizer.decode(tokens, skip_special_tokens=False)
 
 
@@ -110,7 +110,7 @@ def _prompts(plan: Plan, node: Node, artifact: Artifact) -> Reader:
     from apertus_model.data.preferences.choice import offline_completions
     from apertus_model.data.rows import Rows
 
-    inputs = {role: plan.graph.nodes[read.node] for role, read in node.inputs.items() if read.node}
+    inputs = {role: plan.graph.nodes[input_.node] for role, input_ in node.inputs.items() if input_.node}
     prompts = Rows(artifact if node.kind == "prompts" else finished(plan, inputs["prompts"]))
     rewards = Rows(artifact) if node.kind == "rewards" else None
     sampled = finished(plan, inputs["completions"]) if rewards else artifact
@@ -124,8 +124,8 @@ def _prompts(plan: Plan, node: Node, artifact: Artifact) -> Reader:
         written: list[ShownAnswer] = []
         if node.kind != "completions":
             offline = offline_completions(prompt, [rows[index] for rows in others], models)
-            for completion, made in offline:
-                written.append({"text": completion["text"], "about": " ".join(["offline", *made.values()])})
+            for completion, maker in offline:
+                written.append({"text": completion["text"], "about": " ".join(["offline", *maker.values()])})
         for completion in answers[index]["completions"] if answers else []:
             end = "" if completion.get("finished", True) else ", cut off"
             written.append({"text": completion["text"], "about": f"sampled{end}"})

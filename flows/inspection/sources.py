@@ -19,7 +19,9 @@ def check_sources(plan: Plan) -> None:
 
 
 def _problems(plan: Plan) -> Iterator[Problem]:
-    pending = {read.name for step in plan.pending for read in step.node.inputs.values() if read.node is None}
+    pending = {
+        input_.name for step in plan.pending for input_ in step.node.inputs.values() if input_.node is None
+    }
     for name, source in plan.pipeline.sources.items():
         listing = plan.graph.listings.get(name)
         if name not in pending or listing is None or source.format not in TABLES:

@@ -21,7 +21,9 @@ TOLERANCE = 0.05
 def own(graph: Graph, node: Node) -> list[str]:
     """The unavailable inputs that a part reads directly."""
     return [
-        read.name for read in node.inputs.values() if read.node is None and read.name in graph.unavailable
+        input_.name
+        for input_ in node.inputs.values()
+        if input_.node is None and input_.name in graph.unavailable
     ]
 
 
@@ -52,8 +54,8 @@ def notes(graph: Graph, store: Store) -> list[str]:
         if not artifact.complete:
             bound, _ = available(graph, store, node)
             if declared.tokens is not None and bound < declared.tokens.amount:
-                stated = f"source {name} declares {declared.tokens.amount:,} tokens"
-                texts.append(f"{stated}; its files can hold {bound:,} at most")
+                begin = f"source {name} declares {declared.tokens.amount:,} tokens"
+                texts.append(f"{begin}; its files can hold {bound:,} at most")
         else:
             metrics = artifact.manifest.metrics
             tokens = declared.tokens.amount if declared.tokens else None

@@ -39,10 +39,10 @@ class Input:
     step: int | None = None  # of a checkpoint
 
     @classmethod
-    def stored(cls, read: documents.Input) -> Input:
+    def stored(cls, input_: documents.Input) -> Input:
         """An input as an artifact in the store states it."""
-        kind, _, fingerprint = (read.place or f"{read.kind}/{read.fingerprint}").rpartition("/")
-        return cls(kind, fingerprint, read.name or read.place or fingerprint[:8], step=read.step)
+        kind, _, fingerprint = (input_.place or f"{input_.kind}/{input_.fingerprint}").rpartition("/")
+        return cls(kind, fingerprint, input_.name or input_.place or fingerprint[:8], step=input_.step)
 
     @property
     def place(self) -> str | None:
@@ -92,9 +92,8 @@ class Node:
 
     @cached_property
     def fingerprint(self) -> str:
-        return fingerprint(
-            self.kind, self.version, self.identity, {role: read.hashed for role, read in self.inputs.items()}
-        )
+        hashed = {role: input_.hashed for role, input_ in self.inputs.items()}
+        return fingerprint(self.kind, self.version, self.identity, hashed)
 
     @property
     def path(self) -> str:
@@ -137,10 +136,12 @@ class Graph:
         """For each part, the unavailable inputs that it reads, directly or through other parts."""
         waiting: dict[str, tuple[str, ...]] = {}
         for name, node in self.nodes.items():  # inputs first
-            read = [waiting[read.node] if read.node else (read.name,) for read in node.inputs.values()]
+            lists = [
+                waiting[input_.node] if input_.node else (input_.name,) for input_ in node.inputs.values()
+            ]
             waiting[name] = tuple(
                 dict.fromkeys(
-                    unavailable for names in read for unavailable in names if unavailable in self.unavailable
+                    unavailable for names in lists for unavailable in names if unavailable in self.unavailable
                 )
             )
         return waiting
@@ -171,10 +172,10 @@ class Graph:
         """Every known checkpoint that a part reads, as (part, part that makes the checkpoint, step)."""
         nodes, provisional = self.nodes, self.provisional(pipeline)
         return [
-            (node, nodes[read.node], read.step)
+            (node, nodes[input_.node], input_.step)
             for name, node in nodes.items()
-            for read in node.inputs.values()
-            if name not in provisional and read.node is not None and read.step is not None
+            for input_ in node.inputs.values()
+            if name not in provisional and input_.node is not None and input_.step is not None
         ]
 
     def plan_depends_on(self, node: Node, pipeline: Pipeline) -> bool:
@@ -196,8 +197,8 @@ class Graph:
 
     def parent(self, node: Node) -> tuple[Node | None, int]:
         """The part that makes the checkpoint from which a segment starts, and its step."""
-        read = node.inputs.get("parent")
-        return (self.nodes[read.node], read.step or 0) if read and read.node else (None, 0)
+        parent = node.inputs.get("parent")
+        return (self.nodes[parent.node], parent.step or 0) if parent and parent.node else (None, 0)
 
     def segments(self, phase: str) -> list[Node]:
         return [node for node in self.nodes.values() if node.phase == phase]
@@ -215,8 +216,8 @@ class Graph:
     def ends_of(self, stage: str) -> list[str]:
         """The parts of a stage that none of its parts reads: the last of a chain, or all of a corpus."""
         parts = self.of(stage)
-        read = {name for part in parts for name in self.parents(part)}
-        return [part.name for part in parts if part.name not in read]
+        parents = {name for part in parts for name in self.parents(part)}
+        return [part.name for part in parts if part.name not in parents]
 
     def parents(self, node: Node) -> list[str]:
-        return [read.node for read in node.inputs.values() if read.node is not None]
+        return [input_.node for input_ in node.inputs.values() if input_.node is not None]

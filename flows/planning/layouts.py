@@ -108,7 +108,7 @@ class Layout:
 def flow(value: Any) -> str:
     """A value as YAML on one line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {flow(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{name}: {flow(item)}" for name, item in value.items()) + "}"
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -182,4 +182,4 @@ def _recomputation(segment: Segment, parallel: Parallel) -> tuple[str, ...]:
 
 
 def _divisors(number: int, most: int) -> list[int]:
-    return [one for one in range(1, min(number, most) + 1) if number % one == 0]
+    return [divisor for divisor in range(1, min(number, most) + 1) if number % divisor == 0]

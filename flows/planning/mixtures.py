@@ -21,7 +21,7 @@ LearnedWeights = Callable[[Node], list[int] | None]  # learned by a segment; Non
 
 
 def sources(node: Node) -> list[Input]:
-    return [read for role, read in node.inputs.items() if role.startswith("source:")]
+    return [source for role, source in node.inputs.items() if role.startswith("source:")]
 
 
 def learned_in(store: Store) -> LearnedWeights:
@@ -38,8 +38,8 @@ def learned_in(store: Store) -> LearnedWeights:
 def corpora(graph: Graph, name: str) -> list[Input]:
     """The corpora of a mixture, each once."""
     by_fingerprint: dict[str, Input] = {}
-    for read in sources(graph.nodes[name]):
-        for corpus in corpora(graph, read.node or "") if read.kind == "mixture" else [read]:
+    for source in sources(graph.nodes[name]):
+        for corpus in corpora(graph, source.node or "") if source.kind == "mixture" else [source]:
             by_fingerprint.setdefault(corpus.fingerprint, corpus)
     return [by_fingerprint[fingerprint] for fingerprint in sorted(by_fingerprint)]
 
@@ -54,11 +54,11 @@ def shares(
     weights = part.weights
     if part.learned and (known := learned(graph.nodes[node.inputs["learned"].name])) is not None:
         weights = [known[position] for position in part.learned]
-    for read, weight in zip(sources(node), weights, strict=True):
-        inner = {read.fingerprint: Fraction(1)}
-        if read.kind == "mixture":
-            inner = shares(graph, read.node or "", tokens, learned)
-        size = tokens(graph.nodes[read.node or ""]) if part.proportional else 1
+    for source, weight in zip(sources(node), weights, strict=True):
+        inner = {source.fingerprint: Fraction(1)}
+        if source.kind == "mixture":
+            inner = shares(graph, source.node or "", tokens, learned)
+        size = tokens(graph.nodes[source.node or ""]) if part.proportional else 1
         for fingerprint, share in inner.items():
             sums[fingerprint] = sums.get(fingerprint, Fraction(0)) + weight * size * share
     total = sum(sums.values())
@@ -71,13 +71,13 @@ def _part(graph: Graph, name: str) -> MixturePart:
 
 def by_size(graph: Graph, name: str) -> bool:
     """Whether the shares of a mixture depend on the sizes of its corpora."""
-    inner = [read.node or "" for read in sources(graph.nodes[name]) if read.kind == "mixture"]
+    inner = [source.node or "" for source in sources(graph.nodes[name]) if source.kind == "mixture"]
     return _part(graph, name).proportional or any(by_size(graph, mixture) for mixture in inner)
 
 
 def is_learned(graph: Graph, name: str) -> bool:
     """Whether the shares of a mixture depend on learned weights."""
-    inner = [read.node or "" for read in sources(graph.nodes[name]) if read.kind == "mixture"]
+    inner = [source.node or "" for source in sources(graph.nodes[name]) if source.kind == "mixture"]
     return bool(_part(graph, name).learned) or any(is_learned(graph, mixture) for mixture in inner)
 
 
@@ -92,19 +92,19 @@ def limits(graph: Graph, pipeline: Pipeline, stage_name: str) -> dict[str, float
 
 
 def _limits(
-    graph: Graph, pipeline: Pipeline, stage_name: str, stated: float | None
+    graph: Graph, pipeline: Pipeline, stage_name: str, outer: float | None
 ) -> Iterator[tuple[str, float]]:
     stage = cast(MixtureStage, pipeline.stages[stage_name])
     if stage.learned is not None:
-        for read in corpora(graph, stage_name):
-            yield read.fingerprint, stated or stage.max_repetition
+        for corpus in corpora(graph, stage_name):
+            yield corpus.fingerprint, outer or stage.max_repetition
     named: list[tuple[str, Weight]] = [
         *stage.sources.items(),
         *(stage.anneal.to.items() if stage.anneal else []),
     ]
     for source, weight in named:
         ref = Reference.parse(source)
-        limit = stated or weight.max_repetition
+        limit = outer or weight.max_repetition
         if pipeline.stages[ref.stage].kind == stage.kind:
             yield from _limits(graph, pipeline, ref.stage, limit)
         else:

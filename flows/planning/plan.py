@@ -292,30 +292,30 @@ def _lost_parents(plan: Plan) -> list[Problem]:
     finished, or passed the step, without keeping it."""
     problems = []
     for step in plan.steps.values():
-        for read in step.node.inputs.values():
-            if step.action == "reuse" or read.step is None or read.node is None:
+        for input_ in step.node.inputs.values():
+            if step.action == "reuse" or input_.step is None or input_.node is None:
                 continue
-            parent = plan.steps[read.node]
+            parent = plan.steps[input_.node]
             if parent.node.kind == "select":
                 continue  # it has chosen while this plan was made: the next plan reads what it chose
-            past = parent.action == "reuse" or (parent.resume_step or 0) > read.step
-            if not past or read.step in parent.node.kept_steps(plan.store):
+            past = parent.action == "reuse" or (parent.resume_step or 0) > input_.step
+            if not past or input_.step in parent.node.kept_steps(plan.store):
                 continue
             phase = plan.graph.segments(parent.node.phase) or [parent.node]
             kept = ", ".join(str(at) for node in phase for at in node.kept_steps(plan.store)) or "none"
-            message = f"step {read.step} of '{read.node}' was not kept; kept are {kept}"
+            message = f"step {input_.step} of '{input_.node}' was not kept; kept are {kept}"
             fix = "start from one of these, or rerun the parent."
-            problems.append(Problem(_where_named(plan, step.node, read), message, fix))
+            problems.append(Problem(_where_named(plan, step.node, input_), message, fix))
     return list(dict.fromkeys(problems))
 
 
-def _where_named(plan: Plan, node: Node, read: Input) -> FieldPath:
+def _where_named(plan: Plan, node: Node, input_: Input) -> FieldPath:
     """The path at which the recipe names a checkpoint that a part reads."""
     for path, ref in checkpoints(node.stage, plan.pipeline.stages[node.stage]):
         if phase_of(ref, plan.graph.trajectories) not in plan.graph.trajectories:
             continue  # the folder of a model of another architecture
         start = point_of(ref, plan.graph.trajectories, path, plan.graph.best)
-        if start.step == read.step and plan.graph.segments(start.phase)[start.segment].name == read.node:
+        if start.step == input_.step and plan.graph.segments(start.phase)[start.segment].name == input_.node:
             return path
     return ("stages", node.stage, "from")
 

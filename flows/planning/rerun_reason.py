@@ -54,8 +54,8 @@ def _looked_at(kind: str, records: Records) -> list[str]:
 def _related(node: Node, identity: Identity) -> bool:
     """Whether a stored artifact shares the name or an input of the part, or the part reads nothing."""
     shared = (
-        role in identity.inputs and identity.inputs[role].fingerprint == read.fingerprint
-        for role, read in node.inputs.items()
+        role in identity.inputs and identity.inputs[role].fingerprint == input_.fingerprint
+        for role, input_ in node.inputs.items()
     )
     return identity.name == node.name or not node.inputs or any(shared)
 
@@ -68,7 +68,7 @@ def _reasons(node: Node, identity: Identity) -> list[str]:
         old = "not set" if change.only_in == "a" else shown(change.b)
         new = "not set" if change.only_in == "b" else shown(change.a)
         reasons.append(f"{change.name}: {old} -> {new}")
-    stored = {role: Input.stored(read) for role, read in identity.inputs.items()}
+    stored = {role: Input.stored(input_) for role, input_ in identity.inputs.items()}
     return reasons + [_input_reason(change) for change in changes(node.inputs, stored)]
 
 

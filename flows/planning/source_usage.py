@@ -138,16 +138,16 @@ class _Sources:
         """The number of training sequences of a corpus in the form that a segment draws; a lower bound before
         best-fit packing is done."""
         part = cast(Segment, segment.part)
-        for role, read in segment.inputs.items():
-            rows = self._graph.nodes[read.node or ""]
+        for role, input_ in segment.inputs.items():
+            rows = self._graph.nodes[input_.node or ""]
             if role.startswith("packed:") and rows.inputs["corpus"].fingerprint == corpus:
                 artifact = Artifact(self._store, rows.path)
                 if artifact.complete:
                     return int(artifact.metric("rows"))
         node = next(
-            self._graph.nodes[read.name]
-            for read in corpora(self._graph, segment.inputs["mixture"].name)
-            if read.fingerprint == corpus
+            self._graph.nodes[input_.name]
+            for input_ in corpora(self._graph, segment.inputs["mixture"].name)
+            if input_.fingerprint == corpus
         )
         return max(0, (self.available(node)[0] - 1) // part.sequence_length)
 

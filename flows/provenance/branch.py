@@ -244,10 +244,10 @@ def _continuation(phase: Phase, of: type[Spec], data: dict[str, Any], draft: Dra
     fields: dict[str, Any] = {"carry": carry} if carry != usual else {}
     fields |= {name: REST for name in FROM_PARENT if name in known}
     left_out = (*NOT_TAKEN, *fields)
-    stated = {name: value for name, value in data.items() if value is not None and name not in left_out}
-    if isinstance(saving := stated.get("checkpoint"), dict):
-        stated["checkpoint"] = {name: value for name, value in saving.items() if name != "milestones"}
-    return fields | stated
+    copied = {name: value for name, value in data.items() if value is not None and name not in left_out}
+    if isinstance(saving := copied.get("checkpoint"), dict):
+        copied["checkpoint"] = {name: value for name, value in saving.items() if name != "milestones"}
+    return fields | copied
 
 
 # References that move to the new stage

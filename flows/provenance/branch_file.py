@@ -22,12 +22,12 @@ WIDTH = 100  # of a line, without its indentation
 
 class Draft:
     """The content of the new file: `data` is what it states, `comments` follow fields. `base` is the file
-    that it extends, `stated` the content of `base` before variables are filled in."""
+    that it extends, `unfilled` the content of `base` before variables are filled in."""
 
-    def __init__(self, pipeline: Pipeline, name: str, base: str, stated: dict[str, Any]) -> None:
+    def __init__(self, pipeline: Pipeline, name: str, base: str, unfilled: dict[str, Any]) -> None:
         assert pipeline._document is not None, "a recipe that was loaded has a document"
         self.document = pipeline._document
-        self.stated = stated
+        self.unfilled = unfilled
         self.name = name
         self.data: dict[str, Any] = {"extends": base, "name": name, "stages": {name: {}}}
         self.comments: dict[FieldPath, str] = {}
@@ -82,7 +82,7 @@ class Draft:
     def matrix_of(self, path: FieldPath) -> str | None:
         """The matrix of which the stage at the path of a field is a variant."""
         stage = path[1] if path[0] == "stages" and len(path) > 2 else ""
-        return next((name for name, made in self.document.variants.items() if stage in made), None)
+        return next((name for name, members in self.document.variants.items() if stage in members), None)
 
     def differs(self, path: FieldPath) -> bool:
         """Whether a field is of a matrix's variant, and the variants differ in it."""
@@ -126,7 +126,7 @@ class Draft:
 
     def _is_variable(self, path: FieldPath) -> bool:
         """Whether the base states `${name}` at a path, or at a place above it."""
-        return any(isinstance(_at(self.stated, path[:end]), str) for end in range(1, len(path) + 1))
+        return any(isinstance(_at(self.unfilled, path[:end]), str) for end in range(1, len(path) + 1))
 
 
 def _index(key: str | int, items: list[Any]) -> int:

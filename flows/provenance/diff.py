@@ -189,7 +189,7 @@ def _difference(name: str, a: StoredPart | None, b: StoredPart | None) -> Differ
         elif change.only_in is None:
             difference.execution.append(change)
     difference.inputs = [
-        Change(read.name, _input(read.a), _input(read.b)) for read in changes(a.inputs, b.inputs)
+        Change(change.name, _input(change.a), _input(change.b)) for change in changes(a.inputs, b.inputs)
     ]
     # for equal fingerprints, measurements are shown where they differ, at another step of the trajectory
     same = a.fingerprint == b.fingerprint
@@ -204,16 +204,16 @@ def _difference(name: str, a: StoredPart | None, b: StoredPart | None) -> Differ
     return difference
 
 
-def _input(read: Input | None) -> str | None:
-    return None if read is None else f"{read.label} {read.fingerprint[:8]}"
+def _input(input_: Input | None) -> str | None:
+    return None if input_ is None else f"{input_.label} {input_.fingerprint[:8]}"
 
 
 def _published(a: StoredPart, b: StoredPart) -> list[tuple[str, Compared]]:
     """Published scores beside the metrics of each side; a side without any takes the other's."""
     scores = a.published or b.published, b.published or a.published
     ours, theirs = (
-        [score.compared(metric, part.numbers) for metric, score in stated.items()]
-        for part, stated in zip((a, b), scores, strict=True)
+        [score.compared(metric, part.numbers) for metric, score in published.items()]
+        for part, published in zip((a, b), scores, strict=True)
     )
     if ours == theirs:
         return [("A, B", score) for score in ours]

@@ -39,7 +39,7 @@ class Member:
     @property
     def sources(self) -> dict[str, str]:
         """The keys of its inputs, by role."""
-        return {role: key_of(read) for role, read in self.part.inputs.items()}
+        return {role: key_of(input_) for role, input_ in self.part.inputs.items()}
 
     @property
     def planted(self) -> list[PlantedRecord]:
@@ -129,10 +129,10 @@ class Lineage:
         """A part as JSON for programs, with its inputs nested inside."""
         member = self.parts[root]
         part, inputs = member.part, dict[str, Any]()
-        for role, read in part.inputs.items():
-            source = self.sources.get(key_of(read))
+        for role, input_ in part.inputs.items():
+            source = self.sources.get(key_of(input_))
             if source is None:
-                inputs[role] = self.to_json(key_of(read), files=files) | {"step": read.step}
+                inputs[role] = self.to_json(key_of(input_), files=files) | {"step": input_.step}
                 continue
             names = {"name": source.name, "kind": "external", "fingerprint": source.digest}
             inputs[role] = {**names, "source": source.facts}
@@ -153,8 +153,8 @@ class Lineage:
         }
 
 
-def key_of(read: Input) -> str:
-    return f"{read.name} {read.fingerprint}" if read.place is None else _key(read.place, read.step)
+def key_of(input_: Input) -> str:
+    return f"{input_.name} {input_.fingerprint}" if input_.place is None else _key(input_.place, input_.step)
 
 
 def _key(path: str, step: int | None) -> str:
@@ -169,11 +169,11 @@ def of_plan(plan: Plan, names: list[str]) -> Lineage:
         key = _key(node.path, at)
         if key in lineage.parts:
             return key
-        for read in node.inputs.values():
-            if read.node is not None:
-                visit(read.node, read.step)
+        for input_ in node.inputs.values():
+            if input_.node is not None:
+                visit(input_.node, input_.step)
             else:
-                lineage.sources[key_of(read)] = planned_source(plan, read.name, read.fingerprint)
+                lineage.sources[key_of(input_)] = planned_source(plan, input_.name, input_.fingerprint)
         steps, tokens = (at - node.start_step, node.tokens_until(at)) if at is not None else (0, 0)
         part = planned_part(plan, node, [])
         lineage.parts[key] = Member(key, part, part.step.action, steps, tokens)
@@ -189,15 +189,15 @@ def of_store(store: Store, path: str, step: int | None) -> Lineage:
     for ancestor in stored.lineage(store, path, step):
         key = _key(ancestor.path, ancestor.step)
         part = StoredPart(Artifact(store, ancestor.path, ancestor.step), ancestor.name)
-        for role, read in part.inputs.items():
-            if read.place is not None:
+        for role, input_ in part.inputs.items():
+            if input_.place is not None:
                 continue
-            rows = recorded_files(store, read.fingerprint) or []
+            rows = recorded_files(store, input_.fingerprint) or []
             facts, size = ancestor.source(role), sum(row.size for row in rows)
-            if (before := lineage.sources.get(key_of(read))) is not None:
+            if (before := lineage.sources.get(key_of(input_))) is not None:
                 facts |= {name: value for name, value in before.facts.items() if value}
-            source = SourceFiles(read.name, read.fingerprint, facts, len(rows), size)
-            lineage.sources[key_of(read)] = source
+            source = SourceFiles(input_.name, input_.fingerprint, facts, len(rows), size)
+            lineage.sources[key_of(input_)] = source
         action = "stored" if ancestor.manifest or ancestor.step is not None else "gone"
         lineage.parts[key] = Member(key, part, action, ancestor.steps, ancestor.tokens)
     lineage.roots.append(_key(path, step))
@@ -208,9 +208,9 @@ def _data_lines(member: Member) -> Iterator[str]:
     train, metrics = member.data, member.part.results
     if not train:
         return
-    held_out, read = metrics.get("validation") or {}, metrics.get("read") or {}
+    held_out, amounts = metrics.get("validation") or {}, metrics.get("read") or {}
     unit = "conversations" if "conversations" in train else "documents"
-    begin = f"{read['documents']:,} read, " if isinstance(read.get("documents"), int) else ""
+    begin = f"{amounts['documents']:,} read, " if isinstance(amounts.get("documents"), int) else ""
     trained = f"{train.get(unit, 0):,} {unit} with {train.get('tokens', 0):,} tokens to train on"
     yield f"{begin}{trained}, {held_out.get(unit, 0):,} held out"
     for group, title in LOST.items():

@@ -75,18 +75,18 @@ def _compared(a: Artifact, b: Artifact) -> MovedScores:
             raise ValueError(f"row {row} is of {own['id']} and of {other['id']}")
         values = _values(own)
         scores = list(zip(values, values.values(), _values(other).values(), strict=True))
-        for place, (name, one, two) in enumerate(scores):
+        for place, (name, first, second) in enumerate(scores):
             result.completions += 1
-            result.moved += one != two
-            result.total += two - one
-            score = Score(str(own["id"]), name, one, two)
-            if one != two:
-                heapq.heappush(largest, (abs(two - one), -row, -place, score))
+            result.moved += first != second
+            result.total += second - first
+            score = Score(str(own["id"]), name, first, second)
+            if first != second:
+                heapq.heappush(largest, (abs(second - first), -row, -place, score))
             if len(largest) > SHOWN:
                 heapq.heappop(largest)
-        for (_, one, two), (_, third, fourth) in combinations(scores, 2):
+        for (_, first, second), (_, third, fourth) in combinations(scores, 2):
             result.pairs += 1
-            result.swapped += (one - third) * (two - fourth) < 0
+            result.swapped += (first - third) * (second - fourth) < 0
     result.largest = [
         replace(score, about=_about(a, -row) or score.about)
         for _, row, _, score in sorted(largest, key=lambda entry: entry[:3], reverse=True)
@@ -97,7 +97,7 @@ def _compared(a: Artifact, b: Artifact) -> MovedScores:
 def _scored(artifact: Artifact) -> dict[str, str]:
     """The fingerprints of the inputs that a part scored, by role."""
     begins, inputs = SCORED[artifact.identity.kind], artifact.identity.inputs
-    return {role: read.fingerprint for role, read in inputs.items() if role.startswith(begins)}
+    return {role: input_.fingerprint for role, input_ in inputs.items() if role.startswith(begins)}
 
 
 def _values(row: dict[str, Any]) -> dict[str, float]:
@@ -111,11 +111,12 @@ def _about(artifact: Artifact, index: int) -> str | None:
     """The end of the last message of a prompt; None where the prompts are gone."""
     from apertus_model.data.rows import Rows
 
-    read = artifact.identity.inputs.get("prompts")
-    if read is None or read.place is None:
+    prompts = artifact.identity.inputs.get("prompts")
+    if prompts is None or prompts.place is None:
         return None
     try:
-        return str(Rows(Artifact(artifact.store, read.place))[index]["messages"][-1]["content"])[-CHARACTERS:]
+        rows = Rows(Artifact(artifact.store, prompts.place))
+        return str(rows[index]["messages"][-1]["content"])[-CHARACTERS:]
     except (StoreError, OSError, ValueError, LookupError, TypeError):
         return None
 

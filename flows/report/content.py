@@ -117,7 +117,7 @@ def _stage(plan: Plan, name: str, parts: list[PlannedPart]) -> StageContent:
         spec.kind,
         spec.description,
         parts,
-        [read for read in reads if read != name],
+        [other for other in reads if other != name],
         [other for other in plan.graph.after.get(name, ()) if other not in reads],
         _result(plan, name, parts),
     )
@@ -141,9 +141,11 @@ def _folded(plan: Plan, stages: list[StageContent]) -> list[StageContent]:
     """The stages, inputs first, with a matrix's many variants joined, unless that makes a circle."""
     document = plan.pipeline._document
     many = {
-        name: made for name, made in (document.variants if document else {}).items() if len(made) >= FOLDED
+        name: variants
+        for name, variants in (document.variants if document else {}).items()
+        if len(variants) >= FOLDED
     }
-    names = {variant: name for name, made in many.items() for variant in made}
+    names = {variant: name for name, variants in many.items() for variant in variants}
     folded: dict[str, StageContent] = {}
     for stage in stages:
         name = names.get(stage.name, stage.name)
@@ -196,14 +198,14 @@ def _mixtures(plan: Plan, parts: dict[str, PlannedPart]) -> dict[str, list[Share
     for node in plan.graph.nodes.values():
         if node.kind != "mixture":
             continue
-        read = {entry.fingerprint: entry for entry in corpora(plan.graph, node.name)}
+        entries = {entry.fingerprint: entry for entry in corpora(plan.graph, node.name)}
         trained = [
             _epochs(plan, part, node)
             for part in parts.values()
             if part.done_steps and "mixture" in part.inputs and part.inputs["mixture"].name == node.name
         ]
         sizes = {
-            entry.name: parts[entry.name].metrics.get("train", {}).get("tokens") for entry in read.values()
+            entry.name: parts[entry.name].metrics.get("train", {}).get("tokens") for entry in entries.values()
         }
         if None in sizes.values() and by_size(plan.graph, node.name):
             continue
@@ -211,7 +213,7 @@ def _mixtures(plan: Plan, parts: dict[str, PlannedPart]) -> dict[str, list[Share
         asked = mixture_shares(plan.graph, node.name, lambda corpus, sizes=sizes: sizes[corpus.name], known)  # type: ignore[misc]  # bound here
         passes_of = [_numbers_at(part.artifact, part.done_until, "passes") for part in parts.values()]
         shares = []
-        for fingerprint, entry in read.items():
+        for fingerprint, entry in entries.items():
             name, share = entry.name, float(asked[fingerprint])
             through = max((epochs[name] for epochs in trained if name in epochs), default=None)
             in_all = max((of[fingerprint] for of in passes_of if fingerprint in of), default=None)
@@ -225,8 +227,8 @@ def _epochs(plan: Plan, part: PlannedPart, mixture: Node) -> dict[str, float]:
     Sequences of another length or packing draw from the beginning of the mixture, so their passes add up."""
     most: dict[tuple[str, int, str], float] = {}
     for segment, step in ancestry_of(plan.graph, part.node, part.done_until or 0):
-        read = segment.inputs.get("mixture")
-        if read is None or read.name != mixture.name or not isinstance(segment.part, Segment):
+        drawn = segment.inputs.get("mixture")
+        if drawn is None or drawn.name != mixture.name or not isinstance(segment.part, Segment):
             continue
         for name, epochs in _numbers_at(segment.artifact(plan.store), step, "epochs").items():
             key = name, segment.part.sequence_length, segment.part.packing
@@ -238,10 +240,10 @@ def _epochs(plan: Plan, part: PlannedPart, mixture: Node) -> dict[str, float]:
 
 
 def _evaluation(part: PlannedPart, metrics: dict[str, float], notes: list[str]) -> Evaluation:
-    read = part.inputs.get("checkpoint")
-    stage = part.plan.graph.nodes[read.node].stage if read and read.node else part.stage
+    checkpoint = part.inputs.get("checkpoint")
+    stage = part.plan.graph.nodes[checkpoint.node].stage if checkpoint and checkpoint.node else part.stage
     label, gates, published = (
-        read.label if read else part.name,
+        checkpoint.label if checkpoint else part.name,
         _gates(part, metrics),
         _published(part, metrics),
     )

@@ -52,9 +52,9 @@ def tokens_before(graph: Graph, node: Node) -> int:
     """The tokens that the lineage of a part has consumed when the part begins; the most, if it was made from
     several checkpoints."""
     before = [
-        tokens_before(graph, graph.nodes[read.node]) + graph.nodes[read.node].tokens_until(read.step)
-        for role, read in node.inputs.items()
-        if read.node in graph.nodes and read.step is not None and role.split(":")[0] in LINEAGE
+        tokens_before(graph, graph.nodes[input_.node]) + graph.nodes[input_.node].tokens_until(input_.step)
+        for role, input_ in node.inputs.items()
+        if input_.node in graph.nodes and input_.step is not None and role.split(":")[0] in LINEAGE
     ]
     return max(before, default=0)
 

@@ -82,18 +82,18 @@ def rehearse(
     from flows.execution import rehearsal
 
     _check(stage, rank, all_kinds, search, nodes, report)
-    made = make_plan(spec, store, overrides, ask_network=False)
-    cluster = made.pipeline.cluster
+    plan = make_plan(spec, store, overrides, ask_network=False)
+    cluster = plan.pipeline.cluster
     chosen = gpu or (cluster.gpu if cluster else DEFAULT_GPU)
     per_node = cluster.gpus_per_node if cluster else DEFAULT_PER_NODE
-    parts = rehearsal.parts_to_rehearse(made.estimates.parts, stage, part)
+    parts = rehearsal.parts_to_rehearse(plan.estimates.parts, stage, part)
     if search:
         longest = max(parts, key=lambda estimate: estimate.flops)
 
         def replan(changes: list[str]) -> Plan:
             return make_plan(spec, store, [*(overrides or []), *changes], ask_network=False)
 
-        _search(longest, made, chosen, per_node, nodes, as_json, replan)
+        _search(longest, plan, chosen, per_node, nodes, as_json, replan)
         return
     kinds: rehearsal.Ranks = "all kinds" if all_kinds else "first, middle and last"
     ranks = kinds if rank is None else rank
@@ -107,8 +107,8 @@ def rehearse(
         if not as_json:
             show_part(console, results[-1])
     if report is not None:
-        _write_report(report, made, results)
-    result = rehearsal.Rehearsal(pipeline=made.pipeline.name, parts=results)
+        _write_report(report, plan, results)
+    result = rehearsal.Rehearsal(pipeline=plan.pipeline.name, parts=results)
     if as_json:
         print_json(result.model_dump(mode="json"))
     if not result.builds:
@@ -130,16 +130,16 @@ def _check(
         raise StageError("--nodes needs --search. Fix: add --search, or change launch.processes by --set")
 
 
-def _write_report(target: Path, made: Plan, results: list[PartResult]) -> None:
+def _write_report(target: Path, plan: Plan, results: list[PartResult]) -> None:
     from flows.report import render  # loads plotly
 
-    write(target, render(made, results), made)
-    errors.print(f"The report of {escape(made.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
+    write(target, render(plan, results), plan)
+    errors.print(f"The report of {escape(plan.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
 
 
 def _search(
     part: PartEstimate,
-    made: Plan,
+    plan: Plan,
     gpu: str,
     per_node: int,
     nodes: int | None,
@@ -151,18 +151,18 @@ def _search(
     from flows.execution import layout_search
     from specs.trajectory import phases
 
-    name, of_stage = part.node.name, phases(made.pipeline, part.node.stage)
+    name, of_stage = part.node.name, phases(plan.pipeline, part.node.stage)
     path = next(phase.path for phase in of_stage if phase.name == part.node.phase)
 
     def accept(layout: Layout) -> PartEstimate | str:
         try:
-            plan = replan(layout.overrides(path))
+            changed = replan(layout.overrides(path))
         except SpecError as error:
             return str(error.problems[0])
-        return next(estimate for estimate in plan.estimates.parts if estimate.node.name == name)
+        return next(estimate for estimate in changed.estimates.parts if estimate.node.name == name)
 
     with _progress(name) as begins:
-        search = layout_search.search(made.pipeline.name, part, path, gpu, per_node, nodes, accept, begins)
+        search = layout_search.search(plan.pipeline.name, part, path, gpu, per_node, nodes, accept, begins)
     if as_json:
         print_json(search.model_dump(mode="json"))
     else:

@@ -92,8 +92,8 @@ def inference_table(estimates: Estimates, rows_of: Rows, width: int) -> Table:
         rows.items(),
         {
             "requests": lambda row: sum_of_counted(row, "requests"),
-            "read": lambda row: sum_of_counted(row, "read"),
-            "sampled": lambda row: sum_of_counted(row, "sampled"),
+            "read": lambda row: sum_of_counted(row, "read_tokens"),
+            "sampled": lambda row: sum_of_counted(row, "sampled_tokens"),
             "time": lambda row: duration(spent_of(row).seconds),
             "time by": lambda row: row[0].time_source or "-",
             "counted": counted,

@@ -16,9 +16,9 @@ def tree(lineage: Lineage, root: str) -> Tree:
     shown = {root}
 
     def grow(member: Member, branch: Tree) -> Tree:
-        for role, read in member.part.inputs.items():
-            key = key_of(read)
-            at = f"@step={read.step}" if read.step is not None else ""
+        for role, input_ in member.part.inputs.items():
+            key = key_of(input_)
+            at = f"@step={input_.step}" if input_.step is not None else ""
             if key in lineage.sources:
                 branch.add(_source_label(role, lineage.sources[key]))
             elif key in shown and role == "tokenizer":

@@ -204,8 +204,8 @@ def sampling_memory(context: Context) -> Iterator[Advice]:
 
 
 def _needs(settings: dict[str, Any], size: float) -> str:
-    stated = ", ".join(f"{field}: {value}" for field, value in settings.items())
-    return f"{stated} needs {size / 1e9:.1f} GB"
+    text = ", ".join(f"{field}: {value}" for field, value in settings.items())
+    return f"{text} needs {size / 1e9:.1f} GB"
 
 
 def nearest_that_fits(

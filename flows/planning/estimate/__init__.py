@@ -117,8 +117,8 @@ class Estimates:
         parts = [part for part in self.asking if part.counted]
         return {
             "requests": round(sum(part.work.requests for part in parts)),
-            "read_tokens": round(sum(part.work.read for part in parts)),
-            "sampled_tokens": round(sum(part.work.sampled for part in parts)),
+            "read_tokens": round(sum(part.work.read_tokens for part in parts)),
+            "sampled_tokens": round(sum(part.work.sampled_tokens for part in parts)),
             "flops": sum(part.flops for part in parts),
             **spent_of(parts)._asdict(),
         }

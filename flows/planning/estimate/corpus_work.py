@@ -248,7 +248,7 @@ def _part_work(known: Known, node: Node) -> PartWork | None:
 
 def _training(graph: Graph, node: Node, part: ClassifierPart) -> PartWork:
     """The work of training a classifier on the documents of its features; `balance` is ignored."""
-    features = [graph.nodes[read.node or ""] for role, read in node.inputs.items() if role != "reference"]
+    features = [graph.nodes[input_.node or ""] for role, input_ in node.inputs.items() if role != "reference"]
     labelled = [documents_of(graph, part_of_source, BYTES_PER_TOKEN) for part_of_source in features]
     text = sum(documents.bytes for documents in labelled)
     number = sum(documents.number for documents in labelled)
@@ -321,11 +321,11 @@ def _conversations(known: Known, node: Node, part: ConversationsPart) -> PartWor
     listing = known.graph.listings.get(node.inputs["documents"].name)
     documents, missing = documents_of(known.graph, node, per_token), _without_rate(part.process)
     measured = manifest.metrics if manifest is not None else {}
-    read = measured.get("read", {}).get("conversations")
-    if read and measured["conversations"]:  # those read count as long as those kept
+    number = measured.get("read", {}).get("conversations")
+    if number and measured["conversations"]:  # those read count as long as those kept
         tokens = measured["tokens"]
-        text = tokens * per_token * read / measured["conversations"]
-        documents = DocumentSizes(text, read, "measured")
+        text = tokens * per_token * number / measured["conversations"]
+        documents = DocumentSizes(text, number, "measured")
     else:
         tokens = documents.bytes / per_token
         missing += _before_filters(part.process, listing)

@@ -31,9 +31,9 @@ from specs.stages.probe import ProbePart
 def _held_out(known: Known, node: Node, length: int, samples: int) -> list[Number]:
     """The number of held-out sequences of each source that a part reads."""
     sequences = []
-    for role, read in node.inputs.items():
+    for role, input_ in node.inputs.items():
         if role.startswith("source:"):
-            source = known.graph.nodes[read.node or ""]
+            source = known.graph.nodes[input_.node or ""]
             manifest = known.manifest(source, same=True)
             held = manifest.metrics.get("validation") if manifest is not None else None
             exact = held is not None and source.kind == "corpus"
@@ -78,8 +78,8 @@ def _continuations(known: Known, node: Node) -> Work:
     own = part.sampling.engine == "transformers"
     return Work(
         requests=requests,
-        read=requests * prefix,
-        sampled=requests * new,
+        read_tokens=requests * prefix,
+        sampled_tokens=requests * new,
         forward_flops=round(each * sum(flops.prefill(model.model, length) for length in part.prefixes)),
         decode_flops=round(each * sum(flops.decode(model.model, length, new) for length in part.prefixes)),
         source=probes.source,
@@ -122,8 +122,8 @@ def _harness(known: Known, node: Node) -> Work:
     at_once = MOST_ROWS if part.engine == "transformers" else REQUESTS_PER_UNIT["generate_until"]
     return Work(
         requests=asked.requests,
-        read=asked.read_tokens,
-        sampled=asked.sampled_tokens,
+        read_tokens=asked.read_tokens,
+        sampled_tokens=asked.sampled_tokens,
         forward_flops=flops.scored(model.model, asked.read_tokens, tokens),
         decode_flops=round(asked.requests * flops.decode(model.model, tokens, new)),
         source="measured" if stored else "declared",
@@ -164,7 +164,7 @@ def _probe(known: Known, node: Node) -> Work:
         part.sharpness.probes if part.sharpness else 0,
     )
     return work._replace(
-        read=work.read * (1 + 2 * vectors), forward_flops=work.forward_flops * (1 + 6 * vectors)
+        read_tokens=work.read_tokens * (1 + 2 * vectors), forward_flops=work.forward_flops * (1 + 6 * vectors)
     )
 
 

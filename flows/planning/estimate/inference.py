@@ -54,8 +54,8 @@ class PartInference:
         work = self.work
         numbers = {
             "requests": round(work.requests),
-            "read_tokens": round(work.read),
-            "sampled_tokens": round(work.sampled),
+            "read_tokens": round(work.read_tokens),
+            "sampled_tokens": round(work.sampled_tokens),
             "flops": self.flops,
         }
         return {
@@ -208,4 +208,4 @@ def _measured_seconds(node: Node, work: Work, known: Known, cluster: Cluster, gp
         then = gpus_of_worker(node.part, Launch.model_validate(manifest.execution.launch))
     except ValueError:
         return None
-    return float(work.sampled * then / (speed * gpus))
+    return float(work.sampled_tokens * then / (speed * gpus))

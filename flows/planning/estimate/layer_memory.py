@@ -193,14 +193,14 @@ def busiest_step(layer: LayerMemory, runs: list[list[LayerMemory]]) -> tuple[flo
     that reads keys and values holds those of the steps that made them."""
     model, sizes, moments, freed = layer.model, layer.sizes, [], 0.0
     keys = 2 * sizes.tokens * sizes.b * model.key_dim / sizes.tp
-    states, read = set[int](), set[int]()  # numbers of steps
+    states, shared = set[int](), set[int]()  # numbers of steps
     for number, step in reversed(list(enumerate(model.schedule, 1))):
         states |= {number - 1 if state == INPUT else state for state in step.summed}
         states.discard(number)
-        read |= set(step.reads)
+        shared |= set(step.reads)
         layers = runs[number - 1]
         freed += bool(step.summed) * layer.state  # its output: the backward pass of the sum comes first
-        moments.append((len(states) * layer.state + len(read) * keys - freed, layers[-1].backward()))
-        read.discard(number)
+        moments.append((len(states) * layer.state + len(shared) * keys - freed, layers[-1].backward()))
+        shared.discard(number)
         freed += sum(run.kept() for run in layers)
     return max(moments, key=sum)

@@ -29,9 +29,9 @@ def _prompts(known: Known, node: Node) -> Number:
     part = cast(PromptsPart, node.part)
     if (stored := known.metric(node, "prompts", same=True)) is not None:
         return Number(stored, "measured")
-    read = [known.graph.nodes[read.node or ""] for role, read in node.inputs.items() if "conv" in role]
+    sources = [known.graph.nodes[input_.node or ""] for role, input_ in node.inputs.items() if "conv" in role]
     try:
-        counts = [_conversations(known, source, part.split) for source in read]
+        counts = [_conversations(known, source, part.split) for source in sources]
     except NotCounted:
         if part.limit is None:
             raise
@@ -85,8 +85,8 @@ def _completions(known: Known, node: Node) -> Work:
     sequences, reads = prompts.value * each, prompts.value * (each if own else 1)
     return Work(
         requests=sequences,
-        read=reads * prompt.value,
-        sampled=sequences * completion.value,
+        read_tokens=reads * prompt.value,
+        sampled_tokens=sequences * completion.value,
         forward_flops=round(reads * flops.prefill(model.model, prompt.value)),
         decode_flops=round(sequences * flops.decode(model.model, prompt.value, completion.value)),
         source=weakest([prompts.source, prompt.source, completion.source]),
@@ -118,25 +118,25 @@ def _rewards(known: Known, node: Node) -> Work | None:
         return None
     parameters, width = _reward_model(known, node)
     sequences, tokens = answers(known, known.input(node, "completions"))
-    count, read, missing = sequences.value, sequences.value * tokens.value, ""
+    count, total, missing = sequences.value, sequences.value * tokens.value, ""
     sources = [sequences.source, tokens.source]
     for role in node.inputs:
         if role.startswith("generated:"):
             others, each = answers(known, known.input(node, role))
-            count, read = count + others.value, read + others.value * each.value
+            count, total = count + others.value, total + others.value * each.value
             sources += [others.source, each.source]
     if cast(PromptsPart, prompts.part).offline:
         offline = known.metric(prompts, "completions", same=True)
-        count, read = count + (offline or 0), read + (offline or 0) * tokens.value
+        count, total = count + (offline or 0), total + (offline or 0) * tokens.value
         missing = "" if offline is not None else "offline completions"
     if reward.judge is not None and reward.judge.pairwise is not None:
         best = reward.judge.pairwise.best
         compared = best * (best - 1) * _prompts(known, prompts).value
-        count, read = count + compared, read + 2 * compared * tokens.value
+        count, total = count + compared, total + 2 * compared * tokens.value
     return Work(
         requests=count,
-        read=read,
-        forward_flops=round(2 * parameters * read),
+        read_tokens=total,
+        forward_flops=round(2 * parameters * total),
         source=weakest(sources),
         width=width,
         missing=missing,
@@ -191,7 +191,7 @@ def _log_probabilities(known: Known, node: Node) -> Work:
     rows = -(-sequences.value * each // part.sequence_length)
     return Work(
         requests=sequences.value,
-        read=rows * part.sequence_length,
+        read_tokens=rows * part.sequence_length,
         forward_flops=flops.scored(part.model, rows * part.sequence_length, part.sequence_length),
         source=weakest([sequences.source, tokens.source]),
         width=WIDTHS[part.precision.param],
@@ -238,7 +238,7 @@ def _encoder(known: Known, node: Node) -> Work | None:
     operations = 2 * (held - words * hidden) + 4 * layers * tokens * hidden
     return Work(
         requests=number,
-        read=number * tokens,
+        read_tokens=number * tokens,
         forward_flops=round(number * tokens * operations),
         source="measured" if manifest is not None else documents.source,
         width=WIDTHS.get(reading.precision or "", width),

@@ -137,7 +137,7 @@ class RankWork(RankSizes):
             return [self.product(self.tokens, *side) for side in self.sides]
         moved = [self.tokens * a + a * b + self.b * self.tokens * b for a, b in self.sides]
         operations = [2 * self.tokens * a * b for a, b in self.sides]
-        return [self.rates.compute(*one, "matrix", 1) for one in zip(operations, moved, strict=True)]
+        return [self.rates.compute(*cost, "matrix", 1) for cost in zip(operations, moved, strict=True)]
 
     @cached_property
     def scores(self) -> float:

@@ -43,8 +43,8 @@ class Work(NamedTuple):
     """The work that one part asks of its model."""
 
     requests: float = 0  # prompts, sequences or rows
-    read: float = 0  # tokens of forward passes, prefill included
-    sampled: float = 0  # tokens
+    read_tokens: float = 0  # of forward passes, prefill included
+    sampled_tokens: float = 0
     forward_flops: int = 0
     decode_flops: int = 0
     source: str = SOURCES[0]
@@ -56,8 +56,8 @@ class Work(NamedTuple):
         """The work of both, one after the other, with the width of the first."""
         return self._replace(
             requests=self.requests + other.requests,
-            read=self.read + other.read,
-            sampled=self.sampled + other.sampled,
+            read_tokens=self.read_tokens + other.read_tokens,
+            sampled_tokens=self.sampled_tokens + other.sampled_tokens,
             forward_flops=self.forward_flops + other.forward_flops,
             source=weakest([self.source, other.source]),
         )
@@ -121,8 +121,8 @@ class Known:
 
     def model(self, node: Node) -> Opened:
         """The model that a part asks: an exported one, or the folder of another architecture."""
-        read = node.inputs.get("model")
-        part = self.graph.nodes[read.node or ""].part if read is not None else None
+        model = node.inputs.get("model")
+        part = self.graph.nodes[model.node or ""].part if model is not None else None
         if isinstance(part, ExportPart):
             return Opened(part.model, part.dtype)
         if not isinstance(part, ModelFolderPart):

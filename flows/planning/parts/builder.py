@@ -180,14 +180,14 @@ class Builder:
 
     def parts(self, refs: Iterable[Reference]) -> list[Input]:
         """Several of these, in the order of their fingerprints."""
-        return sorted(map(self.part, refs), key=lambda read: read.fingerprint)
+        return sorted(map(self.part, refs), key=lambda input_: input_.fingerprint)
 
     def shortest(self, conversations: Iterable[Input], split: str, what: str = "shortest") -> int:
         """The tokens of the shortest conversation of a split, or of the shortest prompt (`shortest_prompt`);
         0 until all parts are stored."""
         lengths = []
-        for read in conversations:
-            artifact = Artifact(self.store, self.graph.nodes[read.name].path)
+        for input_ in conversations:
+            artifact = Artifact(self.store, self.graph.nodes[input_.name].path)
             metrics = artifact.manifest.metrics if artifact.complete else {}
             lengths.append(metrics.get(split, {}).get(what, 0))
         return min(lengths)
@@ -204,17 +204,17 @@ class Builder:
             path, ref = candidates(self.pipeline, ref.stage)[self.graph.best[ref.stage]]
             return self.checkpoint(ref, path)
         if stage is not None and stage.kind == "rewrite":
-            read, _ = self.checkpoint(cast(RewriteStage, stage).from_, ("stages", ref.stage, "from"))
-            return read, self.graph.trajectories[ref.stage]
+            checkpoint, _ = self.checkpoint(cast(RewriteStage, stage).from_, ("stages", ref.stage, "from"))
+            return checkpoint, self.graph.trajectories[ref.stage]
         if ref.hugging_face is not None:
             node = self.imported_model(ref, path)
         else:
             node = self.graph.segments(start.phase)[start.segment]
         return reads(node, start.step), self.graph.trajectories[start.phase]
 
-    def tokenizer_of(self, read: Input) -> Input:
+    def tokenizer_of(self, input_: Input) -> Input:
         """The tokenizer of a part, found through its inputs."""
-        node = self.graph.nodes[read.node or ""]
+        node = self.graph.nodes[input_.node or ""]
         if node.imported:
             name = node.name.replace("/import", "/tokenizer")
             return reads(
@@ -246,12 +246,12 @@ class Builder:
             message = f"vLLM cannot compute model.{_own_part(exported)}"
             self.problem(path, message, "use engine: transformers.")
 
-    def same_tokenizer(self, path: FieldPath, read: Input, models: Input) -> None:
+    def same_tokenizer(self, path: FieldPath, input_: Input, models: Input) -> None:
         """Checks that data, or a checkpoint, have a model's tokenizer: token ids mean nothing to a model that
         was trained with another one. `models` is the model's tokenizer, or an imported checkpoint.
 
         Two tokenizers are the same if their tokenizer.json files are, however they were made."""
-        its = self.tokenizer_of(read)
+        its = self.tokenizer_of(input_)
         if its.fingerprint == models.fingerprint:
             return
         own, wanted = self.tokenizer_digest(its), self.tokenizer_digest(models)
@@ -260,15 +260,17 @@ class Builder:
         shown = f" (tokenizer.json {own[:12] if own else 'not made yet'} and {wanted[:12]})" if wanted else ""
         reference = origin(self.graph.nodes[models.name])
         trained = f"'{models.name}'" if reference is None else f"that of '{reference}'"
-        message = f"'{read.name}' is tokenised by '{its.name}', the model was trained with {trained}{shown}"
-        made = f"'{models.name}'" if reference is None else f"a tokenizer stage that states from: {reference}"
-        self.problem(path, message, f"use data made with {made}.")
+        message = f"'{input_.name}' is tokenised by '{its.name}', the model was trained with {trained}{shown}"
+        maker = (
+            f"'{models.name}'" if reference is None else f"a tokenizer stage that states from: {reference}"
+        )
+        self.problem(path, message, f"use data made with {maker}.")
 
     def model_folder(self, key: str, model: HubModel, include: list[str], path: FieldPath) -> Input:
         if key in self.graph.unavailable:
             return Input("external", self.graph.digests[key], key)
-        read = self.folder(key, model.url, include, path, FIX)
-        return Input(read.kind, read.fingerprint, key)
+        folder = self.folder(key, model.url, include, path, FIX)
+        return Input(folder.kind, folder.fingerprint, key)
 
     def imported_model(self, ref: Reference, path: FieldPath) -> Node:
         """The weights of a model as a checkpoint, in a part of the stage that `path` leads to."""
@@ -306,7 +308,7 @@ class Builder:
         if (existing := self.graph.nodes.get(name)) is not None:
             return existing
         model = self.graph.models[str(ref)]
-        read = self.model_folder(f"{ref}{TOKENIZER}", model, TOKENIZER_FILES, path)
+        folder = self.model_folder(f"{ref}{TOKENIZER}", model, TOKENIZER_FILES, path)
         fields = TokenizerStage.model_fields
         assert model.model is not None, "checked with the references"
         part = TokenizerPart(
@@ -314,12 +316,12 @@ class Builder:
             vocab_size=vocab_size or model.model.vocab_size,
             bytes_per_source=fields["bytes_per_source"].default,
         )
-        return self.node(name, stage, part, {"folder": read}, kind="tokenizer")
+        return self.node(name, stage, part, {"folder": folder}, kind="tokenizer")
 
-    def tokenizer_digest(self, read: Input) -> str | None:
+    def tokenizer_digest(self, tokenizer: Input) -> str | None:
         """SHA-256 of the tokenizer.json of a tokenizer part, or of an imported model; None for a tokenizer
         that is not trained yet."""
-        node = self.graph.nodes[read.node or ""]
+        node = self.graph.nodes[tokenizer.node or ""]
         if node.imported:
             return self.graph.models[node.phase].tokenizer_digest
         part, folder = cast(TokenizerPart, node.part), node.inputs.get("folder")
@@ -351,7 +353,7 @@ def shared(stage: Spec | HubModel, part: type[Part]) -> dict[str, Any]:
 
 def numbered(role: str, inputs: Iterable[Input]) -> dict[str, Input]:
     """Inputs of one role, `<role>:<number>`."""
-    return {f"{role}:{number}": read for number, read in enumerate(inputs)}
+    return {f"{role}:{number}": input_ for number, input_ in enumerate(inputs)}
 
 
 def reads(node: Node, step: int | None = None) -> Input:

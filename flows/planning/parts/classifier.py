@@ -39,7 +39,7 @@ def add_classifier(builder: Builder, name: str, stage: ClassifierStage) -> None:
         for source, labelled in stage.sources.items()
     ]
     labelled.sort(key=lambda pair: (pair[0].fingerprint, pair[1] or ""))
-    inputs = numbered("source", (read for read, _ in labelled))
+    inputs = numbered("source", (features for features, _ in labelled))
     if stage.reference is not None:
         inputs["reference"] = _features(builder, name, stage, stage.reference, None)
     labels = [label for _, label in labelled]
@@ -107,7 +107,7 @@ def _scores_part(
     model = chosen.model
     assert model is not None, "the caller has seen it"
     inputs = {"documents": builder.documents(source)}
-    read = _read(builder, source, [], files_per_task) | {"of": chosen.of}
+    own = _read(builder, source, [], files_per_task) | {"of": chosen.of}
     if model.from_ is not None:
         classifier = cast(ClassifierStage, builder.pipeline.stages[model.from_.stage])
         _check_stage(builder, chosen, model, classifier, at)
@@ -118,14 +118,14 @@ def _scores_part(
         url = training.encoder if isinstance(training, Perceptron) else None
         column = classifier.language_column if classifier.by_language else None
         if column is not None and (format_ := builder.pipeline.sources[source].format) in TABLES:
-            read |= _read(builder, source, [column], files_per_task)
+            own |= _read(builder, source, [column], files_per_task)
         elif column is not None and format_ not in CONVERSATIONAL:
             message = (
                 f"'{model.from_}' has a model for each language, and documents of format {format_} have no"
                 f" column '{column}'"
             )
             builder.problem((*at, "model", "from"), message, f"name a source in rows: {', '.join(TABLES)}.")
-        part = ScoresPart(**read, method=training.method, label=model.label, language_column=column, url=url)
+        part = ScoresPart(**own, method=training.method, label=model.label, language_column=column, url=url)
         return part, inputs
     assert model.url is not None, "one of the two is stated"
     path, key = (*at, "model", "url"), f"{name}/{source}.scores.{at[-1]}"
@@ -133,12 +133,12 @@ def _scores_part(
         inputs["model"] = builder.outside(
             key, SourceSpec(url=model.url, format="text"), path, "correct the url."
         )
-        return ScoresPart(**read, method="fasttext", label=model.label, url=model.url), inputs
+        return ScoresPart(**own, method="fasttext", label=model.label, url=model.url), inputs
     inputs["model"] = _folder(builder, key, model.url, path)
     if (listing := builder.graph.listings.get(key)) is not None:
         _check_label(builder, listing, model, (*at, "model", "label"))
     part = ScoresPart(
-        **read,
+        **own,
         method="sequence-classifier",
         label=model.label,
         max_tokens=model.max_tokens or TOKENS,
@@ -182,7 +182,7 @@ def _check_stage(
 
 def _folder(builder: Builder, key: str, url: str, path: FieldPath) -> Input:
     """A Hugging Face folder as an input, checked for safetensors, a tokenizer and config.json."""
-    read = builder.folder(key, url, CLASSIFIER_FILES, path, FOLDER)
+    folder = builder.folder(key, url, CLASSIFIER_FILES, path, FOLDER)
     if (listing := builder.graph.listings.get(key)) is not None:
         names = [file.path for file in listing.files]
         for what, ends in (
@@ -190,10 +190,10 @@ def _folder(builder: Builder, key: str, url: str, path: FieldPath) -> Input:
             ("tokenizer", TOKENIZER),
             ("config.json", ("config.json",)),
         ):
-            if not any(one.endswith(ends) for one in names):
+            if not any(name.endswith(ends) for name in names):
                 message = f"{url} has no {what}; it has {', '.join(names[:6])}"
                 builder.problem(path, message, f"{FOLDER} Weights in other files (.bin) are never opened.")
-    return read
+    return folder
 
 
 def _check_label(builder: Builder, listing: Listing, model: ScoreModel, path: FieldPath) -> None:

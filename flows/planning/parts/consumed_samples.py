@@ -62,7 +62,7 @@ class Drawn:
 
 def counter(inputs: dict[str, Input], length: int, packing: str) -> tuple[str, ...]:
     """The key of a segment's counter: its data, and how they become sequences."""
-    data = [read.fingerprint for role, read in inputs.items() if role.split(":")[0] in DATA]
+    data = [input_.fingerprint for role, input_ in inputs.items() if role.split(":")[0] in DATA]
     return (*data, str(length), packing)
 
 
@@ -72,9 +72,9 @@ def ancestry_of(graph: Graph, node: Node | None, step: int) -> Ancestry:
     ancestry: Ancestry = []
     while node is not None and not node.imported:
         if node.part.OF_CHECKPOINTS:
-            for read in node.inputs.values():
-                if read.step is not None and read.node is not None:
-                    ancestry += ancestry_of(graph, graph.nodes[read.node], read.step)
+            for input_ in node.inputs.values():
+                if input_.step is not None and input_.node is not None:
+                    ancestry += ancestry_of(graph, graph.nodes[input_.node], input_.step)
             break
         ancestry.append((node, step))
         node, step = graph.parent(node)
@@ -88,9 +88,9 @@ def consumed_until(graph: Graph, node: Node, step: int) -> Counters:
     while current is not None and not current.imported:
         if current.part.OF_CHECKPOINTS:
             merged: Counters = {}
-            for read in current.inputs.values():
-                if read.step is not None and read.node is not None:
-                    for key, samples in consumed_until(graph, graph.nodes[read.node], read.step).items():
+            for input_ in current.inputs.values():
+                if input_.step is not None and input_.node is not None:
+                    for key, samples in consumed_until(graph, graph.nodes[input_.node], input_.step).items():
                         merged[key] = max(merged.get(key, 0), samples)
             return merged | consumed  # later segments have their own counters
         segment = cast(Segment, current.part)
@@ -116,18 +116,18 @@ def excluded(
     problems."""
     graph = builder.graph
     node = graph.nodes[mixture.node or ""]
-    taken: Ancestry = []
+    segments: Ancestry = []
     for name in excluded_by(builder.pipeline, node.stage):
         here = [(segment, step) for segment, step in drawn.ancestry if segment.stage == name]
         elsewhere = [(segment, segment.end_step or 0) for segment in graph.of(name)] if name != at[1] else []
-        taken += here or elsewhere
+        segments += here or elsewhere
     if builder.pipeline.stages[node.stage].annealed:
-        taken += [
+        segments += [
             (segment, step) for segment, step in drawn.carried if _stage_of(graph, segment) == node.stage
         ]
     before_segment: dict[str, ConsumedSamples] = {}
     mine = {corpus.fingerprint for corpus in corpora(graph, node.name)}
-    for segment, step in taken:
+    for segment, step in segments:
         for consumed in _consumed_in(segment, step):
             other = graph.nodes[consumed.mixture.node or ""]
             shared = [corpus.name for corpus in corpora(graph, other.name) if corpus.fingerprint in mine]
@@ -160,12 +160,12 @@ def _consumed_in(node: Node, step: int) -> list[ConsumedSamples]:
         return []
     before = [node.inputs[f"excluded:{index}"] for index in range(len(part.excluded))]
     pairs = [(node.inputs["mixture"], part.sample_at(step)), *zip(before, part.excluded, strict=True)]
-    return [ConsumedSamples(read, part.sequence_length, part.packing, samples) for read, samples in pairs]
+    return [ConsumedSamples(input_, part.sequence_length, part.packing, samples) for input_, samples in pairs]
 
 
 def _stage_of(graph: Graph, segment: Node) -> str:
-    read = segment.inputs.get("mixture")
-    return graph.nodes[read.node].stage if read is not None and read.node is not None else ""
+    mixture = segment.inputs.get("mixture")
+    return graph.nodes[mixture.node].stage if mixture is not None and mixture.node is not None else ""
 
 
 def _seed(node: Node) -> int:

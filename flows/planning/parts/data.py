@@ -63,12 +63,12 @@ def _check_columns(
 ) -> None:
     """Adds a problem for each filter, and for `pii`, on columns that the source's format does not have."""
     format_ = builder.pipeline.sources[source].format
-    read = set(columns_read(process.filters, process.replaced_only))
+    needed = set(columns_read(process.filters, process.replaced_only))
     steps: list[tuple[FieldPath, Iterable[str]]] = [
         (("filters", step), chosen.columns()) for step, chosen in enumerate(process.filters)
     ]
     for field, named in [*steps, (("pii", "only"), process.replaced_only)]:
-        columns = set(named) & read
+        columns = set(named) & needed
         if format_ in CONVERSATIONAL:
             missing = columns & set(CONTROL_COLUMNS)
             what = f"of which conversations of format {format_} are made: filters read the other columns"
@@ -119,7 +119,7 @@ def _add_in_order(
             if isinstance(chosen, GLOBAL_FILTERS):
                 path: FieldPath = ("stages", name, "sources", source, "filters", step, "not_in")
                 parts = [seen(chosen, text, (*path, at)) for at, text in enumerate(chosen.not_in)]
-                inputs |= numbered(f"not_in:{step}", sorted(parts, key=lambda read: read.fingerprint))
+                inputs |= numbered(f"not_in:{step}", sorted(parts, key=lambda part: part.fingerprint))
         waiting.pop()
         add_part(source, inputs)
 
@@ -131,12 +131,12 @@ def _add_in_order(
         source = ref.part or next(iter(other.sources))
         if ref.stage == name:
             if source in waiting:
-                cycle = " -> ".join(f"{name}/{one}" for one in [*waiting[waiting.index(source) :], source])
+                cycle = " -> ".join(f"{name}/{part}" for part in [*waiting[waiting.index(source) :], source])
                 raise SpecError.of(
                     path, f"the parts compared form a cycle: {cycle}", "leave one of them out."
                 )
             add(source)
-        near = [one.identity_fields() for one in other.sources[source].filters]
+        near = [chosen.identity_fields() for chosen in other.sources[source].filters]
         if isinstance(step, NearDuplicatesFilter) and step.identity_fields() not in near:
             message = (
                 f"'{ref}' has no near-duplicates filter with the same settings, so its signatures are not"
@@ -177,26 +177,26 @@ def add_mixture(builder: Builder, name: str, stage: MixtureStage) -> None:
     further: dict[str, Input] = {}
     if stage.learned is not None:
         positions, further["learned"] = learned_sources(builder, name, stage.learned)
-        drawn = [[(read, Fraction(1), position) for read, position in positions]]
+        drawn = [[(source, Fraction(1), position) for source, position in positions]]
     else:
         drawn = [
             [(builder.part(Reference.parse(source)), weight, 0) for source, weight in pieces.items()]
             for pieces in stage.pieces
         ]
     for number, chosen in enumerate(drawn, start=1):
-        chosen.sort(key=lambda one: one[0].fingerprint)
+        chosen.sort(key=lambda entry: entry[0].fingerprint)
         part = MixturePart(
             weights=integers([weight for _, weight, _ in chosen]),
             learned=[position for *_, position in chosen] if further else [],
             proportional=field == "proportional",
             seed=stage.seed,
         )
-        inputs = numbered("source", (read for read, *_ in chosen)) | further
+        inputs = numbered("source", (source for source, *_ in chosen)) | further
         builder.node(f"{name}/{number}" if stage.anneal else name, name, part, inputs)
-        if len({read.fingerprint for read, *_ in chosen}) < len(chosen):
+        if len({source.fingerprint for source, *_ in chosen}) < len(chosen):
             builder.problem(("stages", name, field), "two of these are the same", "add their weights.")
             return
-        tokenizers = {builder.tokenizer_of(read).name for read, *_ in chosen}
+        tokenizers = {builder.tokenizer_of(source).name for source, *_ in chosen}
         if len(tokenizers) > 1:
             message = f"corpora of different tokenizers: {', '.join(sorted(tokenizers))}"
             builder.problem(("stages", name, field), message, "use one tokenizer.")

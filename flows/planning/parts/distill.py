@@ -55,7 +55,7 @@ def add_teacher(
         precision=fields["precision"].model_copy(update={"linear": "param"}),
         **({"batch_size": fields["micro_batch_size"]} if fields["micro_batch_size"] else {}),
     )
-    read = {role: read for role, read in inputs.items() if role.startswith(MIXTURE_INPUTS)}
-    read |= {"checkpoint": teacher, "tokenizer": inputs["tokenizer"]}
-    node = builder.node(f"{name}/teacher", phase.stage, part, read, kind="teacher_tokens")
+    own = {role: input_ for role, input_ in inputs.items() if role.startswith(MIXTURE_INPUTS)}
+    own |= {"checkpoint": teacher, "tokenizer": inputs["tokenizer"]}
+    node = builder.node(f"{name}/teacher", phase.stage, part, own, kind="teacher_tokens")
     return {"teacher": reads(node)}, taught

@@ -35,7 +35,7 @@ def domain_fields(
     targets = []
     for index, ref in enumerate(stage.targets):
         named = builder.part(ref)
-        positions = [number for number, one in enumerate(sources) if one.fingerprint == named.fingerprint]
+        positions = [place for place, source in enumerate(sources) if source.fingerprint == named.fingerprint]
         targets += positions
         if not positions:
             message = f"target '{ref}' is not a source of mixture '{planned.mixture}'"
@@ -84,7 +84,7 @@ def learned_sources(builder: Builder, name: str, learned: Learned) -> tuple[list
         if named not in position_of:
             path = ("stages", name, "learned", "sources", source)
             message = f"'{learned.from_}' learns no weight for '{domain.as_}'"
-            fix = did_you_mean(str(domain.as_), [one.name for one in weighted])
+            fix = did_you_mean(str(domain.as_), [corpus.name for corpus in weighted])
             builder.problem(path, message, fix)
         chosen.append((builder.part(Reference.parse(source)), position_of.get(named, 0)))
     return chosen, weights

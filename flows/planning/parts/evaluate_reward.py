@@ -8,7 +8,7 @@ from specs.stages.evaluate_reward import EvaluateRewardPart, EvaluateRewardStage
 def add_evaluate_reward(builder: Builder, name: str, stage: EvaluateRewardStage) -> None:
     inputs = reward_inputs(builder, name, stage.reward, ("stages", name, "reward"))
     pairs = builder.parts(stage.pairs)
-    names = [read.name for read in pairs]
+    names = [source.name for source in pairs]
     part = EvaluateRewardPart(**shared(stage, EvaluateRewardPart), source_names=names)
     builder.node(name, name, part, inputs | numbered("conversations", pairs))
     known = list(part.metrics())

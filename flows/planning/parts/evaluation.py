@@ -110,8 +110,8 @@ def _held_out(builder: Builder, at: FieldPath, named: list[Reference], tokenizer
 def _check_metric(builder: Builder, evaluation: Node, metric: str, path: FieldPath) -> None:
     stage = cast(EvaluateStage, builder.pipeline.stages[evaluation.stage])
     suites = {
-        role.removeprefix(SUITE): builder.suite_metrics.get(read.name)
-        for role, read in evaluation.inputs.items()
+        role.removeprefix(SUITE): builder.suite_metrics.get(input_.name)
+        for role, input_ in evaluation.inputs.items()
         if role.startswith(SUITE)
     }
     if (suite := suite_of(stage, metric)) is not None and suites[suite] is None:
@@ -197,8 +197,8 @@ def _continuations(builder: Builder, name: str, memorisation: Memorisation, mode
     for decoding, sampling in memorisation.decodings.items():
         builder.sampled(("stages", name, "memorisation"), model, sampling.engine)
         part = ContinuationsPart(**shared(memorisation, ContinuationsPart), sampling=sampling)
-        read = {"model": reads(model), "probes": probes}
-        node = builder.node(f"{name}/{decoding}", name, part, read, kind="continuations")
+        own = {"model": reads(model), "probes": probes}
+        node = builder.node(f"{name}/{decoding}", name, part, own, kind="continuations")
         inputs[f"{CONTINUATIONS}{decoding}"] = reads(node)
     return inputs
 
@@ -241,8 +241,8 @@ def _max_tokens(builder: Builder, stage: EvaluateStage, context: int) -> int:
     evaluation in `against`, so that both answer the same prompts."""
     if stage.against is None:
         return context
-    read = builder.graph.nodes[stage.against.stage].inputs.get("prompts")
-    return cast(PromptsPart, builder.graph.nodes[read.node or ""].part).max_tokens if read else context
+    prompts = builder.graph.nodes[stage.against.stage].inputs.get("prompts")
+    return cast(PromptsPart, builder.graph.nodes[prompts.node or ""].part).max_tokens if prompts else context
 
 
 def _compare(
@@ -273,7 +273,7 @@ def _compare(
                 builder.problem(("stages", name, field), message, f"set {field}: {value}.")
     if "completions" in inputs and "completions" in other.inputs:
         answers = (inputs["completions"], other.inputs["completions"])
-        sampled = [builder.graph.nodes[read.node or ""].part.identity_fields() for read in answers]
+        sampled = [builder.graph.nodes[answer.node or ""].part.identity_fields() for answer in answers]
         alike = inputs["prompts"].fingerprint == other.inputs["prompts"].fingerprint
         if not alike or sampled[0] != sampled[1]:
             message = f"'{stage.against}' and this stage differ in prompts or sampling"
@@ -313,10 +313,10 @@ def add_select(builder: Builder, name: str, stage: SelectStage) -> None:
     builder.node(name, name, SelectPart(**shared(stage, SelectPart), names=names), inputs)
 
 
-def _check_losses(builder: Builder, name: str, stage: SelectStage, read: list[Input]) -> None:
+def _check_losses(builder: Builder, name: str, stage: SelectStage, checkpoints: list[Input]) -> None:
     """Checks that the held-out loss by which checkpoints are compared is measured at the step of each."""
     wanted = stage.metric.removeprefix("val_loss").removeprefix("/")
-    for index, (ref, checkpoint) in enumerate(zip(stage.checkpoints, read, strict=True)):
+    for index, (ref, checkpoint) in enumerate(zip(stage.checkpoints, checkpoints, strict=True)):
         node = builder.graph.nodes[checkpoint.name]
         path: FieldPath = ("stages", name, "checkpoints", index)
         if node.kind == "select":

@@ -61,15 +61,15 @@ def add_harness(
     inputs = {}
     for key, suite in suites.items():
         part = HarnessPart(**shared(harness, HarnessPart), suite=suite)
-        read = {"model": model, **own}
+        needed = {"model": model, **own}
         if suite.classifier is not None:
             path = (*at, "suites", key, "classifier", "model")
             fix = "name a folder with a sequence classifier of Hugging Face."
-            read["classifier"] = builder.folder(
+            needed["classifier"] = builder.folder(
                 f"{name}.{key}.classifier", suite.classifier.model, CLASSIFIER_FILES, path, fix
             )
-        read |= {f"data:{one}": data for one, data in needs.inputs(key).items()}
-        node = builder.node(f"{name}/harness/{key}", name, part, read, kind="harness")
+        needed |= {f"data:{dataset}": data for dataset, data in needs.inputs(key).items()}
+        node = builder.node(f"{name}/harness/{key}", name, part, needed, kind="harness")
         if key in needs.metrics:
             builder.suite_metrics[node.name] = [f"{key}/{metric}" for metric in needs.metrics[key]]
             builder.graph.tasks[node.name] = needs.members[key]
@@ -170,7 +170,7 @@ class _Suites:
             except HarnessError as error:
                 self.builder.problem(path, str(error), "name other tasks.")
                 continue
-            members = [task for one in tasks.values() for task in one]
+            members = [task for named in tasks.values() for task in named]
             self.members[key] = {name: [task.name for task in named] for name, named in tasks.items()}
             self.tasks[key] = [needs_of(task) for task in members]
             self.metrics[key] = metric_names(suite, members)
@@ -263,7 +263,7 @@ class _Suites:
         if packages:
             needing = some_of(task.task for task in tasks if task.packages)
             message = f"{needing} need packages that are not installed: {', '.join(packages)}"
-            if any(read.name in self.builder.graph.unavailable for read in self.inputs(key).values()):
+            if any(data.name in self.builder.graph.unavailable for data in self.inputs(key).values()):
                 self.builder.graph.notes.append(f"{self.at[1]}: {message}")
             else:
                 self.builder.problem(path, message, f"pip install {' '.join(packages)}.")

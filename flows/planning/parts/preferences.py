@@ -65,8 +65,8 @@ def add_preference_data(builder: Builder, name: str, stage: PreferenceDataStage)
     }
     rewards = add_rewards(builder, name, stage.reward, (*at, "reward"), prompts, completions, generated)
     choice = PairsPart(**shared(stage, PairsPart) | {"max_tokens": max_tokens})
-    read = {"prompts": reads(prompts), "completions": reads(completions), **generated}
-    pairs = builder.node(f"{name}/pairs", name, choice, read | {"rewards": reads(rewards)}, kind="pairs")
+    inputs = {"prompts": reads(prompts), "completions": reads(completions), **generated}
+    pairs = builder.node(f"{name}/pairs", name, choice, inputs | {"rewards": reads(rewards)}, kind="pairs")
     add_log_probabilities(builder, name, reads(pairs), checkpoint, trajectory)
 
 
@@ -213,8 +213,8 @@ def conversations(
     """Conversations of one tokenizer, that of any given checkpoint, and the tokenizer."""
     chosen = builder.parts(sources)
     tokenizer = builder.tokenizer_of(chosen[0] if checkpoint is None else checkpoint)
-    for read in chosen:
-        builder.same_tokenizer(path, read, tokenizer)
+    for input_ in chosen:
+        builder.same_tokenizer(path, input_, tokenizer)
     return numbered("conversations", chosen) | {"tokenizer": tokenizer}
 
 
@@ -274,10 +274,10 @@ def add_rewards(
         "tokenizer": prompts.inputs["tokenizer"],
     }
     inputs |= reward_inputs(builder, name, reward, path)
-    stated = ""
+    licence = ""
     if reward.model is not None and f"{name}.reward" in builder.graph.listings:
-        stated = stated_license(reward.model)
-    part = RewardsPart(reward=reward, license=stated, prompts_per_unit=_per_unit(prompts))
+        licence = stated_license(reward.model)
+    part = RewardsPart(reward=reward, license=licence, prompts_per_unit=_per_unit(prompts))
     return builder.node(f"{name}/rewards", name, part, inputs, kind="rewards")
 
 
@@ -346,7 +346,7 @@ def preference_inputs(builder: Builder, stage: PreferenceTraining, phase: Phase)
     if several:
         part_name = f"{phase.stage}/distinct_prompts"
         part = DistinctPromptsPart(repeated_prompts=stage.repeated_prompts, names=list(stage.preferences))
-        pairs = {role: read for role, read in inputs.items() if role.startswith("pairs")}
+        pairs = {role: input_ for role, input_ in inputs.items() if role.startswith("pairs")}
         node = builder.node(part_name, phase.stage, part, pairs, kind="distinct_prompts")
         inputs["distinct_prompts"] = reads(node)
     return inputs
@@ -362,8 +362,8 @@ def check_preferences(builder: Builder, stage: PreferenceTraining, phase: Phase,
         reference = _of_kind(builder, name, "log_probabilities")
         checkpoint, part = reference.inputs["checkpoint"], cast(LogProbabilitiesPart, reference.part)
         if parent.hashed != checkpoint.hashed:
-            made = f"'{name}' was made with step {checkpoint.step} of '{checkpoint.name}'"
-            message = f"{made}, but this stage starts from '{phase.parent}'"
+            model = f"step {checkpoint.step} of '{checkpoint.name}'"
+            message = f"'{name}' was made with {model}, but this stage starts from '{phase.parent}'"
             fix = "start from the checkpoint that the preference data name."
             builder.problem((*at, "from"), message, fix)
         if trajectory.settings.sequence_length != part.sequence_length:
@@ -376,10 +376,10 @@ def check_preferences(builder: Builder, stage: PreferenceTraining, phase: Phase,
             )
             message = f"the log-probabilities of '{name}' are in {precisions}"
             builder.problem((*at, "preferences"), message, "set the same precision in both.")
-        for role, read in _of_kind(builder, name, "prompts", "rewarded_completions").inputs.items():
-            first = owners.setdefault(read.fingerprint, name) if role.startswith("conversations:") else name
+        for role, input_ in _of_kind(builder, name, "prompts", "rewarded_completions").inputs.items():
+            first = owners.setdefault(input_.fingerprint, name) if role.startswith("conversations:") else name
             if first != name and stage.repeated_prompts == "error":
-                message = f"'{first}' and '{name}' both take prompts from '{read.name}'"
+                message = f"'{first}' and '{name}' both take prompts from '{input_.name}'"
                 fix = "name other prompts in one of them, or set repeated_prompts: first."
                 builder.problem((*at, "preferences"), message, fix)
 

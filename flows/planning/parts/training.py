@@ -156,26 +156,26 @@ def add_merge(builder: Builder, name: str, stage: MergeStage) -> None:
         return
     weights = stage.weights or [1.0] * len(stage.checkpoints)
     pairs = zip(stage.checkpoints, weights, strict=True)
-    read = [
+    merged = [
         (builder.checkpoint(ref, ("stages", name, "checkpoints", index))[0], weight)
         for index, (ref, weight) in enumerate(pairs)
     ]
-    if len({checkpoint.hashed for checkpoint, _ in read}) < len(read):
+    if len({checkpoint.hashed for checkpoint, _ in merged}) < len(merged):
         path = ("stages", name, "checkpoints")
         builder.problem(path, "two of these are the same checkpoint", "add their weights.")
-    read.sort(key=lambda pair: pair[0].hashed)
+    merged.sort(key=lambda pair: pair[0].hashed)
     trajectory = builder.graph.trajectories[name]
-    tokenizer = builder.tokenizer_of(read[0][0])
-    inputs = numbered("checkpoint", (checkpoint for checkpoint, _ in read))
+    tokenizer = builder.tokenizer_of(merged[0][0])
+    inputs = numbered("checkpoint", (checkpoint for checkpoint, _ in merged))
     if stage.base is not None:
         inputs["base"] = builder.checkpoint(stage.base, ("stages", name, "base"))[0]
-        if inputs["base"].hashed in {checkpoint.hashed for checkpoint, _ in read}:
+        if inputs["base"].hashed in {checkpoint.hashed for checkpoint, _ in merged}:
             message = f"'{stage.base}' is both base and one of checkpoints, so they do not differ"
             builder.problem(("stages", name, "base"), message, "name what the others were trained from.")
     for role, checkpoint in inputs.items():
         path = ("stages", name, role.partition(":")[0].replace("checkpoint", "checkpoints"))
         builder.same_tokenizer(path, checkpoint, tokenizer)
-    own = {"model": trajectory.model, "weights": [weight for _, weight in read]}
+    own = {"model": trajectory.model, "weights": [weight for _, weight in merged]}
     inputs["tokenizer"] = tokenizer
     builder.node(name, name, MergePart(**shared(stage, MergePart) | own), inputs, end_step=1, phase=name)
 
@@ -183,8 +183,8 @@ def add_merge(builder: Builder, name: str, stage: MergeStage) -> None:
 def add_rewrite(builder: Builder, name: str, stage: RewriteStage) -> None:
     """Adds one part, which states how the model is computed; stages that start from it read its input."""
     if name in builder.graph.trajectories:
-        read, trajectory = builder.checkpoint(Reference(name), ("stages", name, "from"))
-        builder.node(name, name, RewritePart(model=trajectory.model), {"checkpoint": read})
+        checkpoint, trajectory = builder.checkpoint(Reference(name), ("stages", name, "from"))
+        builder.node(name, name, RewritePart(model=trajectory.model), {"checkpoint": checkpoint})
 
 
 def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]:
@@ -194,7 +194,7 @@ def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]
     for node in [node for node in graph.nodes.values() if node.kind == "select"]:
         if (choice := node.artifact(store)).complete:
             steps[node.name] = int(choice.metric("chosen"))
-        elif any(read.node == node.name for other in graph.nodes.values() for read in other.inputs.values()):
+        elif any(node.name in graph.parents(other) for other in graph.nodes.values()):
             note = f"'{node.name}' is chosen when its candidates have finished; until then it is planned as"
             graph.notes.append(f"{note} {cast(SelectPart, node.part).names[0]}")
     seen: set[str] = set()

@@ -35,7 +35,7 @@ def _mixture(
     builder: Builder, stage: TrainingStage, phase: Phase, planned: SegmentPlan, start: Input | None
 ) -> SegmentData:
     mixture = builder.part(Reference.parse(planned.mixture))
-    names = [read.name for read in corpora(builder.graph, mixture.name)]
+    names = [corpus.name for corpus in corpora(builder.graph, mixture.name)]
     return SegmentData({"mixture": mixture}, {"source_names": names}, "mixture")
 
 
@@ -47,10 +47,10 @@ def _conversations(
         ((builder.part(Reference.parse(part)), repeats) for part, repeats in stage.conversations.items()),
         key=lambda pair: pair[0].fingerprint,
     )
-    shortest = builder.shortest([read for read, _ in chosen], "train")
+    shortest = builder.shortest([source for source, _ in chosen], "train")
     _check_fits(builder, phase, shortest if stage.longer == "drop" else 0, "conversation")
-    inputs = {f"conversations:{index}": read for index, (read, _) in enumerate(chosen)}
-    names = [read.name for read, _ in chosen]
+    inputs = {f"conversations:{index}": source for index, (source, _) in enumerate(chosen)}
+    names = [source.name for source, _ in chosen]
     fields = {"repeats": [repeats for _, repeats in chosen], "source_names": names}
     return SegmentData(inputs, fields, "conversations")
 
@@ -120,7 +120,7 @@ def add_labelled_pairs(
     inputs = conversations(builder, sources, path, None)
     part = LabelledPairsPart(max_tokens=max_tokens, margin=margin)
     node = builder.node(f"{name}/pairs", name, part, inputs, kind="labelled_pairs")
-    return reads(node), [read.name for role, read in inputs.items() if role != "tokenizer"]
+    return reads(node), [input_.name for role, input_ in inputs.items() if role != "tokenizer"]
 
 
 def packed(builder: Builder, phase: Phase, mixture: Input, trajectory: Trajectory) -> dict[str, Input]:

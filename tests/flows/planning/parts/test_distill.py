@@ -113,7 +113,7 @@ def test_the_work_of_a_stored_teacher_is_a_forward_pass(tmp_path: Path, store: S
     work = work_of(known, plan.graph.nodes["student/teacher"])
     assert work is not None
     model, tokens = segment(plan, "pretrain/1").model, 8 * 4 * 32
-    assert (work.requests, work.read) == (8 * 4, tokens)
+    assert (work.requests, work.read_tokens) == (8 * 4, tokens)
     assert work.forward_flops == tokens * flops_per_token(model, 32) // 3
     beside, stored = planned(tmp_path, store), plan
     difference = beside.graph.nodes["student"].flops - stored.graph.nodes["student"].flops
