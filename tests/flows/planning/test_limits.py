@@ -236,9 +236,17 @@ cluster:
   storage_price: 20
   storage_bandwidth: 5
   host_bandwidth: 5
+figures:
+  losses:
+    title: Losses
+    x: {{stage: "{{variant}}", metric: tokens}}
+    y: {{stage: "{{variant}}", metric: val_loss}}
+    series: {{a: pretrain, b: sft}}
+    claims: {{a is below b: {{paper: no number, of: a, than: b, at: 1e9, expected: below}}}}
 assumed_inputs: {{files: [nowhere], models: {{"hf:a/b": {{model: {{flavour: mini}}}}}}}}
 """
 MAY_BE_NEGATIVE = {
+    "at",
     "seed",
     "data_seed",
     "min",
