@@ -130,8 +130,10 @@ class Rank(RankSizes):
 
     @property
     def gathered_head(self) -> float:
-        """Bytes of the last norm and the output weight, gathered for the loss."""
-        head = self.copies * self.b * self.count.head * self.computes_output
+        """Bytes of the last norm and the output weight, gathered for the loss, and of the buffer from which
+        they were copied, which FSDP keeps until it gathers others."""
+        copies = self.copies * (1 if self.single else 2)
+        head = copies * self.b * self.count.head * self.computes_output
         return head if self.parallel.reshards else 0.0
 
     def reduced(self, parameters: float) -> float:
