@@ -131,8 +131,9 @@ class Rank(RankSizes):
     @property
     def gathered_head(self) -> float:
         """Bytes of the last norm and the output weight, gathered for the loss, and of the buffer from which
-        they were copied, which FSDP keeps until it gathers others."""
-        copies = self.copies * (1 if self.single else 2)
+        they were copied, which FSDP keeps until the backward pass: there, losses that compute logits again
+        need the most."""
+        copies = self.copies * (1 if self.single or self.objective.recomputes_logits else 2)
         head = copies * self.b * self.count.head * self.computes_output
         return head if self.parallel.reshards else 0.0
 
