@@ -118,9 +118,9 @@ def excluded(
     node = graph.nodes[mixture.node or ""]
     segments: Ancestry = []
     for name in excluded_by(builder.pipeline, node.stage):
-        here = [(segment, step) for segment, step in drawn.ancestry if segment.stage == name]
-        elsewhere = [(segment, segment.end_step or 0) for segment in graph.of(name)] if name != at[1] else []
-        segments += here or elsewhere
+        ancestors = [(segment, step) for segment, step in drawn.ancestry if segment.stage == name]
+        all_steps = [(segment, segment.end_step or 0) for segment in graph.of(name)] if name != at[1] else []
+        segments += ancestors or all_steps
     if builder.pipeline.stages[node.stage].annealed:
         segments += [
             (segment, step) for segment, step in drawn.carried if _stage_of(graph, segment) == node.stage
