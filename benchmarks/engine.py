@@ -3,8 +3,8 @@
 All contenders train the same model on the same batches with the same optimizer, in processes of their own
 with the same number of threads. The bare loop is what a script does without an engine: forward pass, torch's
 cross-entropy of all logits, backward pass, clipping, optimizer. The same loop with the fused loss says what
-the trainer itself costs, and with FSDP what the trainer avoids: it has no FSDP around one process that
-computes in float32.
+the trainer itself costs, and with FSDP what the trainer avoids: it has no FSDP around one process. The
+trainer in bfloat16 is measured with and without FSDP, which give the same bits.
 
 The contenders take turns, a round each, so that what slows the machine slows all. Printed are medians over
 the rounds with the smallest and the largest, and the ratio to the bare loop, taken round by round.
@@ -21,6 +21,7 @@ from contextlib import nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -102,7 +103,6 @@ def segment(model: ModelSpec) -> Segment:
         global_batch_size=ROWS,
         optimizer=OptimizerSpec(lr=1e-3, grad_clip=1.0).resolved({}),
         schedule=Schedule(),
-        precision=Precision(param="float32"),
         end_step=1_000_000,
         checkpoint={"interval": 2_000_000},
     )
@@ -126,12 +126,15 @@ class Turns:
         return self._left < 0
 
 
-def trainer(spec: Segment, turns: Turns, scratch: str) -> None:
-    """The engine, as a training stage runs it."""
+def trainer(spec: Segment, turns: Turns, scratch: str, *, param: str = "float32", fsdp: bool = False) -> None:
+    """The engine, as a training stage runs it, or with FSDP around its process."""
     lifecycle = Lifecycle(
         begin_step=0, source=None, storage=NoStorage(), stop_requested=turns.before_step, scratch=scratch
     )
-    run = trainer_config(spec, Data(spec.model.vocab_size), Unrecorded(), lifecycle, world_size=1).build()
+    spec = spec.model_copy(update={"precision": Precision(param=param)})
+    config = trainer_config(spec, Data(spec.model.vocab_size), Unrecorded(), lifecycle, world_size=1)
+    with patch("apertus_model.model.parallelize.needs_fsdp", lambda *layout: fsdp):
+        run = config.build()
     run.checkpointer.save = lambda step, last_step=False: False
     run.train()
 
@@ -190,6 +193,8 @@ CONTENDERS: dict[str, Callable[[Segment, Turns, str], None]] = {
     "with the fused loss": lambda *run: loop(*run, fsdp=False),
     "with FSDP": loop,
     "the trainer": trainer,
+    "in bfloat16": partial(trainer, param="bfloat16"),
+    "in bfloat16, with FSDP": partial(trainer, param="bfloat16", fsdp=True),
 }
 
 

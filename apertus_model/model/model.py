@@ -12,6 +12,7 @@ trainer's config, and initial weights only from `seed`. Source: Apertus report (
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ from apertus_model.model.lora import add_adapters
 from apertus_model.model.mamba import mixing
 from apertus_model.model.on_host import OnHost, copy_to, host_tensor
 from apertus_model.model.output import LossFunction, OutputLayer, RewardHead
+from apertus_model.model.pass_weights import PassWeights
 from apertus_model.model.rotation import Llama3RoPE, rope_config
 from apertus_model.model.sharding import set_sharding
 from apertus_model.model.sparse_attention import COMPUTED_BY, choosing
@@ -125,6 +127,7 @@ class ApertusModel(Decoder):
     # set by `parallelize` if ranks share a sequence
     cp_mesh: DeviceMesh | None = None
     cp_load_balancer: str | None = None  # torchtitan's name
+    pass_weights: PassWeights | None = None  # set by `parallelize` if this process alone rounds the weights
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -175,6 +178,11 @@ class ApertusModel(Decoder):
         if self.lm_head is None:  # not the last stage of a pipeline
             return hidden
         return self.lm_head(self.norm(hidden), None if labels is None else host_tensor(labels), loss_fn)
+
+    def in_passes(self) -> AbstractContextManager[None]:
+        """The context of forward and backward passes, in which the model may have other parameters than those
+        that are trained: see `PassWeights.in_use`."""
+        return nullcontext() if self.pass_weights is None else self.pass_weights.in_use()
 
     def get_attention_masks(self, positions: torch.Tensor | OnHost) -> Any:
         """The document mask for the attention backend, on the device of the weights; all layers share it."""

@@ -21,6 +21,7 @@ from torchtitan.protocols.model_spec import ModelSpec as TitanModelSpec
 
 from apertus_model.model.attention import SdpaAttention
 from apertus_model.model.model import ApertusModel
+from apertus_model.model.pass_weights import PassWeights
 
 
 def parallelize(
@@ -46,10 +47,17 @@ def parallelize(
     if compiled:
         compile_layers(model, compile_config, parallel_dims)
     dtype = TORCH_DTYPE_MAP[training.mixed_precision_param]
-    casts = any(parameter.dtype != dtype for parameter in model.parameters())
-    if parallel_dims.world_size > 1 or casts or training.enable_cpu_offload:
+    if needs_fsdp(parallel_dims, training):
         apply_fsdp(model, parallel_dims, training, parallelism, compiled)
+    elif any(parameter.dtype != dtype for parameter in model.parameters()):
+        model.pass_weights = PassWeights(model, dtype)
     return model
+
+
+def needs_fsdp(parallel_dims: ParallelDims, training: TrainingConfig) -> bool:
+    """Whether weights are shared, or lie on another device than the passes. FSDP around one process would
+    copy each weight for each pass of each micro-batch."""
+    return parallel_dims.world_size > 1 or training.enable_cpu_offload
 
 
 def apply_fsdp(
@@ -59,8 +67,7 @@ def apply_fsdp(
     parallelism: ParallelismConfig,
     compiled: bool,
 ) -> None:
-    """Shards the parameters over the processes, in place. With a single process FSDP copies each weight twice
-    a step, which is useful only if the copy has another dtype or another device."""
+    """Shards the parameters over the processes, in place."""
     axes = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
     mesh = parallel_dims.get_mesh(axes)
     if not compiled:  # graphs of whole layers have no gathers inside

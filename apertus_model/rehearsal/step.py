@@ -108,6 +108,8 @@ def _parameters(trainer: Any) -> Iterator[torch.nn.Parameter]:
 def _report(observer: Observer, trainer: Any, rates: Rates, attention: str) -> records.Rehearsed:
     gradients = [parameter.grad for parameter in _parameters(trainer) if parameter.grad is not None]
     observer.allocations.name(map(local_part, gradients), "gradients")
+    alone = [part.pass_weights for part in trainer.model_parts if part.pass_weights is not None]
+    observer.allocations.name([copy for weights in alone for copy in weights.copies], "weights")
     costs = observer.costs
     operators = [
         records.Operators(

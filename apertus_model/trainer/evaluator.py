@@ -80,9 +80,10 @@ class Evaluator:
                 module.reshard()  # a pass without gradients leaves some weights gathered
         labels = sum(int((sample.labels != IGNORE_INDEX).sum()) for sample in samples)
         self.model.zero_grad()
-        for rows in self._batches_of_rank(samples):
-            log_p, _, _ = self._of_labels(rows, log_probabilities)
-            (-log_p.sum() / labels).backward()
+        with self.model.in_passes():
+            for rows in self._batches_of_rank(samples):
+                log_p, _, _ = self._of_labels(rows, log_probabilities)
+                (-log_p.sum() / labels).backward()
 
     @torch.no_grad()
     def loss_by_position(
@@ -200,7 +201,8 @@ class Evaluator:
         tokens, own_labels, arguments = model_arguments(
             self.model, self._dims, self.device, inputs["input"], inputs["positions"], labels
         )
-        results = self.model(tokens, **arguments, labels=own_labels, loss_fn=loss_fn)
+        with self.model.in_passes():
+            results = self.model(tokens, **arguments, labels=own_labels, loss_fn=loss_fn)
         return results, copy_to(own_labels, self.device), copy_to(arguments["positions"], self.device)
 
 

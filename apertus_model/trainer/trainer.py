@@ -186,10 +186,11 @@ class ApertusTrainer(Trainer):
         trained = [
             weight for part in self.model_parts for weight in part.parameters() if weight.requires_grad
         ]
-        for number, group in enumerate(microbatch_groups, 1):
-            losses.append(self._backward(objective, group).detach())
-            if separate is not None and number % (len(microbatch_groups) // separate.parts) == 0:
-                separate.take(trained)
+        with self.model_parts[0].in_passes():
+            for number, group in enumerate(microbatch_groups, 1):
+                losses.append(self._backward(objective, group).detach())
+                if separate is not None and number % (len(microbatch_groups) // separate.parts) == 0:
+                    separate.take(trained)
         if separate is not None:
             self._columns |= separate.combine(trained, self.step)
         accumulated_loss = sum(losses[1:], start=losses[0])
@@ -254,8 +255,9 @@ class ApertusTrainer(Trainer):
     def _extra_pass(self, batches: Sequence[Batch], loss: ExtraLoss) -> None:
         """Sets the gradients to those of another loss on the step's batch, for `train_step`. Collective."""
         self.optimizers.zero_grad()
-        for rows, (inputs, labels) in zip(self.dataloader.rows(), batches, strict=True):
-            self._backward(ExtraPass(loss), [(with_places(inputs, labels, rows), labels)])
+        with self.model_parts[0].in_passes():
+            for rows, (inputs, labels) in zip(self.dataloader.rows(), batches, strict=True):
+                self._backward(ExtraPass(loss), [(with_places(inputs, labels, rows), labels)])
 
     def _backward(self, objective: Objective, batches: Sequence[Batch]) -> Tensor:
         """Runs forward and backward pass of one micro-batch, or of those that go through a pipeline together,

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -285,9 +286,10 @@ def train(
     storage: Callable[[str], Store] = Store.open,
     teacher: LocalCheckpoint | None = None,
     chunk_tokens: int = CHUNK_TOKENS,
+    fsdp: bool = False,
 ) -> list[Result]:
     """Run a segment, with checkpoints in `folder/step-N`; the results by rank. `stop_at`: rank 1 (or 0) is
-    asked to stop there. `chunk_tokens`: of cross-entropy."""
+    asked to stop there. `chunk_tokens`: of cross-entropy. `fsdp`: also around one process."""
 
     def run(rank: int) -> Result:
         samples = data()
@@ -308,9 +310,11 @@ def train(
             clock=clock or time.monotonic,
             checkpoint_of={"teacher": teacher}.get,
         )
-        trainer = trainer_config(
+        config = trainer_config(
             spec, Data(samples, heldout or {}), Recorder(result), lifecycle, world_size=processes
-        ).build()
+        )
+        with patch("apertus_model.model.parallelize.needs_fsdp", lambda *_: fsdp or processes > 1):
+            trainer = config.build()
         cross_entropy.CHUNK_TOKENS = chunk_tokens
         try:
             result.finished = trainer.train()

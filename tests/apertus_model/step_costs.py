@@ -30,6 +30,7 @@ def peak_of_step(trainer: Any) -> int:
     states = [state for optimizer in trainer.optimizers.optimizers for state in optimizer.state.values()]
     kept = [local(value) for state in states for value in state.values() if isinstance(value, torch.Tensor)]
     kept += [local(parameter) for part in trainer.model_parts for parameter in part.parameters()]
+    kept += [copy for part in trainer.model_parts if part.pass_weights for copy in part.pass_weights.copies]
     kept += [local(buffer) for part in trainer.model_parts for buffer in part.buffers()]
     teacher = getattr(trainer.config.objective, "_teacher", None)
     if teacher is not None:

@@ -1,7 +1,8 @@
 """Estimates the memory of one GPU in a training step, as a table of terms from the shapes alone.
 
 FSDP shards float32 weights and optimizer states, and gathers weights for computation in the parameters'
-precision, group by group: embedding, each layer, last norm with output projection. Every term states the
+precision, group by group: embedding, each layer, last norm with output projection. A process alone has
+copies of all weights in that precision. Every term states the
 moments at which it is in memory, and the part of `Memory` that it counts as. The peak is the largest of the
 moments' sums.
 
@@ -39,7 +40,7 @@ MOMENTS = {
 class Memory:
     """Bytes of one GPU at the moment of the peak; with a pipeline, of the rank that needs the most."""
 
-    weights: float  # the rank's shard, float32, and a table of positions for each of its stages
+    weights: float  # the rank's shard, float32; copies for passes; a table of positions for each stage
     gradients: float  # the rank's shard, float32; in a pipeline also the sums before reduction
     optimizer_states: float
     activations: float  # kept by the forward pass for the backward pass
@@ -66,7 +67,7 @@ def gradients_in_backward(rank: Rank) -> float:
 
 def gradients_at_end(rank: Rank) -> float:
     """All, but for those that the passes of the first layer and of the embedding make."""
-    missing = 4.0 * (rank.trained.embedding + rank.plain * rank.trained.layer) / rank.shards
+    missing = 4.0 * (rank.trained.embedding + rank.alone * rank.trained.layer) / rank.shards
     return max(rank.backward.gradients, rank.backward.gradients_at_end - missing)
 
 
@@ -142,6 +143,7 @@ ALWAYS = tuple(MOMENTS)
 FORWARD, PASSES = ("loss", "teacher"), ("backward", "end")
 TERMS = (
     Term("shard of the weights", "weights", ALWAYS, lambda rank: 4.0 * rank.parameters / rank.shards),
+    Term("weights of passes", "weights", ALWAYS, lambda rank: rank.pass_weights),
     # cosines and sines of RoPE, which the layers of a stage share
     Term("positions", "weights", ALWAYS, lambda rank: len(rank.stage_layers) * rank.positions(rank.model)),
     Term("teacher's shard", "weights", ALWAYS, lambda rank: rank.teacher.shard),

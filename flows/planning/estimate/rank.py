@@ -65,9 +65,9 @@ class Rank(RankSizes):
     def __init__(self, segment: Segment, processes: int, rank: int, device: Device) -> None:
         super().__init__(segment, processes, rank)
         self.device = device
-        self.plain = processes == 1 and self.b == 4  # no FSDP: a layer's gradients are not in memory twice
+        self.alone = processes == 1  # no FSDP: a layer's gradients are not in memory twice
         # on CPU, the float32 copies of a layout's single shard are not counted
-        self.copies = 0 if self.plain or (self.single and self.b == 4 and device == "cpu") else 1
+        self.copies = 0 if self.alone or (self.single and self.b == 4 and device == "cpu") else 1
         # a pipeline's layers are counted as if all were Mamba-2
         self.layer = LayerMemory(self, device, mamba=self.piped and self.model.mamba is not None)
         self.in_flight = micro_batches_in_flight(self.parallel, rank, self.micro_batches)
@@ -137,9 +137,17 @@ class Rank(RankSizes):
         head = copies * self.b * self.count.head * self.computes_output
         return head if self.parallel.reshards else 0.0
 
+    @property
+    def pass_weights(self) -> float:
+        """Bytes of the weights in the type of passes, which a process alone keeps."""
+        return self.b * self.parameters if self.alone and self.b != 4 else 0.0
+
     def reduced(self, parameters: float) -> float:
-        """Bytes of gradients that are in memory in full too while they are reduced."""
-        return 0.0 if self.piped or self.plain else 4.0 * parameters
+        """Bytes of gradients that are in memory in full too while they are reduced; on a process alone, of
+        one tensor, whose gradient becomes float32."""
+        if self.alone:
+            return self.b * min(parameters, self.largest_shard) if self.b != 4 else 0.0
+        return 0.0 if self.piped else 4.0 * parameters
 
     @property
     def chunk(self) -> float:

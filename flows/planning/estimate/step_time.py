@@ -54,6 +54,9 @@ CASTS = {"weights": Passes(31, 33), "inputs": Passes(31, 33), "gradients": Passe
 COMPILED_CASTS = {"weights": Passes(5, 6), "inputs": Passes(3.5, 4.5), "gradients": Passes(0, 5)}
 # bytes per parameter: copies around FSDP's gathers and reductions, and a pipeline's sum over micro-batches
 GATHERED, REDUCED, SUMMED = 4.0, 6.0, 16.0
+# the same for a process alone in bfloat16: weights are rounded once a step; gradients become float32, and are
+# added to those of earlier micro-batches
+ROUNDED, WIDENED, ADDED = 6.0, 6.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -315,6 +318,14 @@ def copies(rank: RankWork) -> float:
     return rank.moved(GATHERED * gathered + REDUCED * reduced)
 
 
+def passes_alone(rank: RankWork) -> float:
+    """The casts of weights and gradients on a process alone; of adapters, next to nothing."""
+    if rank.processes > 1 or rank.b == 4 or rank.frozen:
+        return 0.0
+    gradients = WIDENED + ADDED * (rank.micro_batches - 1)
+    return rank.moved((ROUNDED + gradients) * rank.parameters)
+
+
 def sends(rank: RankWork) -> float:
     """The states of a micro-batch that a pipeline's stages send and receive, and their gradients."""
     ends = 4 * len(rank.stage_layers) - 2 * rank.first - 2 * rank.last
@@ -371,6 +382,7 @@ TERMS = (
     Term("copies around FSDP", "compute", "weights", copies),
     Term("sums over micro-batches", "compute", "pipeline", lambda rank: rank.moved(SUMMED * rank.parameters)),
     Term("sends of a pipeline", "waited", "pipeline", sends),
+    Term("casts of a process alone", "compute", "step", passes_alone),
     Term("update", "compute", "step", update),
 )
 """The time of a rank's step, term by term."""
