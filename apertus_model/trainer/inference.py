@@ -41,7 +41,8 @@ def load_evaluator(
         attention: requested attention backend; see `resolve_backend`.
         parallel: the layout.
         batch_size: rows per forward pass and data-parallel rank.
-        dtype: type of the forward pass. With the type that training used, it is training's forward pass.
+        dtype: type of the forward pass. With the type that training used, it is training's forward pass. Only
+            with float32, the weights have gradients.
         same_length: whether all rows have `sequence_length` tokens, as they do in training.
     """
     length = sequence_length if same_length else None
@@ -64,5 +65,5 @@ def load_evaluator(
         device=device,
         dtype=dtype,
         scratch=scratch,
-    )
+    ).requires_grad_(dtype == "float32")
     return Evaluator(model, dims, device, batch_size=batch_size)
