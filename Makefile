@@ -9,10 +9,12 @@ TEST_READY := $(VENV)/.ready-for-tests
 DOCS_READY := $(VENV)/.ready-for-docs
 # The oldest release of transformers that opens exported models; LEAST_TRANSFORMERS of specs/hugging_face.py.
 OLDEST := $(abspath $(VENV)-transformers-4.56)
+LATEST := $(VENV)-latest
+LATEST_INSTALL = $(LATEST)/bin/python -m pip install --quiet --disable-pip-version-check
 # On a terminal, pip shows what it downloads and installs.
 INSTALL = $(BIN)/python -m pip install $$([ -t 2 ] || echo --quiet) --constraint constraints.txt --editable
 
-.PHONY: setup run lint test test-all gpu-check docs numerics oldest-transformers clean
+.PHONY: setup run lint test test-all test-latest gpu-check docs numerics oldest-transformers clean
 
 setup: $(READY)
 
@@ -73,5 +75,17 @@ docs: $(DOCS_READY)
 numerics: $(TEST_READY)
 	$(BIN)/python -m pytest --numerics tests/specs tests/apertus_model
 
+# Made anew each time, since what is newest changes. The pins are lower bounds, or pip would try older and older
+# releases of what others bound. Tests that fail are listed after the versions.
+test-latest:
+	@$(PYTHON) -m venv --clear $(LATEST)
+	@$(PYTHON) -m tools.latest requirements > $(LATEST)/requirements.txt
+	@sed 's/==/>=/' constraints.txt > $(LATEST)/constraints.txt
+	@echo "Installing the newest dependencies into $(LATEST): 6.3 GB with the CUDA build of torch; a few minutes."
+	@$(LATEST_INSTALL) --constraint $(LATEST)/constraints.txt --requirement $(LATEST)/requirements.txt
+	@$(LATEST_INSTALL) --no-deps --editable .
+	@echo "Not the pinned versions:"; $(LATEST)/bin/python -m tools.latest differences
+	$(LATEST)/bin/python -m pytest -m "not slow" -n $(AT_ONCE)
+
 clean:
-	rm -rf $(VENV) $(OLDEST) *.egg-info
+	rm -rf $(VENV) $(OLDEST) $(LATEST) *.egg-info

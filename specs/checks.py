@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
+from specs.cluster import Cluster
 from specs.dependencies import MODELS, order
 from specs.errors import FieldPath, Problem, SpecError, a, did_you_mean, one_of
 from specs.figures import misnamed
@@ -270,13 +271,29 @@ def _check_float8(
             f"model.ffn_dim / tp {tp}": model.ffn_dim // tp,
             "tokens of a sequence on a process": tokens,
         }
-        odd = [f"{what} = {size}" for what, size in sizes.items() if size % 16]
+        unit = 32 if linear == "mxfp8" else 16
+        odd = [f"{what} = {size}" for what, size in sizes.items() if size % unit]
         cluster, obstacle = pipeline.cluster, stage.obstacle("float8")
         if not obstacle and odd:
-            obstacle = f"float8 multiplies sizes in multiples of 16, not {', '.join(odd)}"
+            obstacle = f"{linear} multiplies sizes in multiples of {unit}, not {', '.join(odd)}"
         elif not obstacle and cluster is not None and cluster.device.float8_flops is None:
             obstacle = f"the {cluster.gpu} of cluster.gpu has no float8; GPUs from the H100 on have it"
+        elif not obstacle and linear == "mxfp8":
+            obstacle = _obstacle_to_mxfp8(trajectory.settings.precision.param, launch, cluster)
         if obstacle:
             fix = "set precision: {linear: param}" + (", or other sizes." if odd else ".")
             message = f"'{phase.name}' cannot train in {linear}: {obstacle}"
             yield Problem((*phase.path, "precision", "linear"), message, fix)
+
+
+def _obstacle_to_mxfp8(param: str, launch: Launch, cluster: Cluster | None) -> str:
+    """Why layers cannot multiply in MXFP8 although they could in float8, or ''."""
+    if launch.tensor_parallel > 1:
+        return (
+            f"torchtitan 0.3.0's layer for it returns whole sums, and tp {launch.tensor_parallel} adds parts"
+        )
+    if cluster is not None and not cluster.device.mxfp8:
+        return f"the {cluster.gpu} of cluster.gpu has no MX formats; GPUs from the B200 on have them"
+    if cluster is not None and param != "bfloat16":
+        return f"a GPU returns its products in bfloat16, and precision.param is {param}"
+    return ""

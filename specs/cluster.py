@@ -13,7 +13,7 @@ from specs.base import Spec, execution
 from specs.launch import MOST_PROCESSES
 from specs.units import PositiveDuration
 
-GpuName = Literal["A100-40GB", "A100", "H100", "H100-HBM2e", "H200", "GH200", "B200", "MI300X"]
+GpuName = Literal["A100-40GB", "A100", "H100", "H100-HBM2e", "H200", "GH200", "B200", "GB200", "MI300X"]
 
 
 class Gpu(NamedTuple):
@@ -26,6 +26,7 @@ class Gpu(NamedTuple):
     watts: float  # thermal design power
     source: str  # the sheet, with the numbers as it states them
     float8_flops: float | None = None  # dense peak in float8, per second; None: the GPU has no float8
+    mxfp8: bool = False  # whether it multiplies MX formats (blocks of 32 with one scale), as fast as float8
 
 
 # NVIDIA's sheets state tensor-core rates with sparsity, twice the dense ones. The rates are those of the SXM
@@ -47,7 +48,10 @@ GPUS: dict[str, Gpu] = {
         1979e12),
     "B200": Gpu(2250e12, 180e9, 1000,
         "NVIDIA DGX B200 data sheet: 8 GPUs, 36 PFLOP/s with sparsity, 72 in float8, 1,440 GB; 1,000 W each",
-        4500e12),
+        4500e12, mxfp8=True),
+    "GB200": Gpu(2500e12, 186e9, 1200,
+        "NVIDIA Blackwell data sheet, a GPU of a GB200 NVL72: 5 PFLOP/s with sparsity, 10 in float8, 186 GB,"
+        " up to 1,200 W", 5000e12, mxfp8=True),
     "MI300X": Gpu(1307.4e12, 192e9, 750,
         "AMD MI300X data sheet: 1,307.4 TFLOP/s dense, 2,614.9 in float8, 192 GB, 750 W", 2614.9e12),
 }  # fmt: skip

@@ -46,11 +46,11 @@ class Precision(Spec):
     `optimizer.state_dtype` says otherwise."""
 
     param: Literal["float32", "bfloat16"] = identity("bfloat16", description="dtype of forward and backward")
-    linear: Literal["param", "float8", "float8-rowwise"] = option(
+    linear: Literal["param", "float8", "float8-rowwise", "mxfp8"] = option(
         "param",
         description="operands of the layers' matrix products, not of embeddings and output; float8: one"
-        " scale per tensor, float8-rowwise: one per row. Products of a GPU from the H100 on; emulated, and"
-        " slow, without a GPU",
+        " scale per tensor, float8-rowwise: one per row, mxfp8: one per 32 elements. Products of a GPU from"
+        " the H100 on, mxfp8 from the B200 on; emulated, and slow, without a GPU",
     )
 
 

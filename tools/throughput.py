@@ -36,7 +36,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "estimates.md"
 MARK = "published speed"
 GIB = 2**30
 FLOAT8, FORMULAS = "float8", "--formulas"
-UNKNOWN, FRAGMENTS = "why is not known", "fragments"
+UNKNOWN, FRAGMENTS, BY_FORMULAS = "why is not known", "fragments", "by formulas"
 FRAGMENTED = 5762, 82.4  # a published row; its memory is what the allocator reserved
 LLAMA = {"vocab_size": 128_256, "head_dim": 128, "n_kv_heads": 8, "activation": "swiglu"}
 MODELS = {  # Llama 3.1; our layers also have a norm of queries and keys
@@ -60,7 +60,7 @@ class Row:
     gpus_per_node: int = 8
     logit_bytes: int = 12  # of torchtitan's loss, per logit
     fused_norms: bool = True
-    off: str = ""  # why the predicted speed or memory is off
+    off: str = ""  # why the predicted speed or memory is off, or that no rehearsal predicted them
 
     @property
     def whole_logits(self) -> float:
@@ -139,6 +139,27 @@ def torchtitan() -> list[Row]:
         add("H100-HBM2e", "405B", 512, published, 32, "full", True, FLOAT8, **layout)
     add("H200", "8B", 32, (10_938, 47.96), 2, "selective", True, FLOAT8)
     return rows
+
+
+def blackwell() -> list[Row]:
+    """The rows of NVIDIA's Megatron Bridge in MXFP8: docs/performance-summary-archive.md, containers 26.04.01
+    (70B) and 25.11 (8B), and its recipes in perf_recipes/llama. It recomputes nothing, replicates
+    the weights that FSDP shards here, and multiplies the output in MXFP8 too. Predicted by formulas: torchao
+    has no casts for a rehearsal without such a GPU."""
+
+    def row(name: str, gpu: str, node: int, gpus: int, speed: float, micro: int, segment: Segment) -> Row:
+        segment = segment.model_copy(update={"micro_batch_size": micro})
+        return Row(name, gpu, gpus, speed, None, segment, node, off=BY_FORMULAS)
+
+    pipeline = {"tp": 2, "sequence_parallel": True, "pp": 4}
+    pipeline |= {"pp_schedule": "interleaved-1f1b", "virtual_stages": 5}
+    small = llama("8B", 8, 16, "none", True, "mxfp8")
+    large = llama("70B", 64, 32, "none", True, "mxfp8", **pipeline)
+    return [
+        row("Llama 8B mxfp8", "B200", 8, 8, 29_521, 2, small),
+        row("Llama 8B mxfp8", "GB200", 72, 8, 29_789, 2, small),
+        row("Llama 70B mxfp8 interleaved", "GB200", 72, 64, 3712, 1, large),
+    ]
 
 
 def apertus() -> list[Row]:
@@ -221,10 +242,11 @@ def main(arguments: list[str]) -> None:
     """Prints the chosen rows; without arguments, prints all rows and writes them into the page."""
     predict = by_formulas if FORMULAS in arguments else by_rehearsal
     chosen = [word for word in arguments if word != FORMULAS]
-    rows = [row for row in (*torchtitan(), *apertus()) if all(word in row.name for word in chosen)]
+    known = (*torchtitan(), *blackwell(), *apertus())
+    rows = [row for row in known if all(word in row.name for word in chosen)]
     lines = []
     for row in rows:
-        lines.append(cells(row, predict(row)))
+        lines.append(cells(row, (by_formulas if row.off == BY_FORMULAS else predict)(row)))
         print(*lines[-1], sep="  ", flush=True)
     if not arguments:
         PAGE.write_text(placed(PAGE.read_text(), MARK, f"\n{text(lines)}\n"))

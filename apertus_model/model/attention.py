@@ -72,7 +72,7 @@ class SdpaAttention(Module):
 
 class TorchVarlenAttention(VarlenAttention):
     """torch's variable-length attention, computed by the FlashAttention that `resolve_backend` has activated.
-    The constructor of torchtitan's class activates one itself, and fails if that one is not installed."""
+    The constructor of torchtitan 0.3.0's class activates one itself, and fails if there is none."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(VarlenAttention.Config):
@@ -250,8 +250,8 @@ def document_offsets(positions: torch.Tensor, device: torch.device | None = None
     """The offsets at which documents begin in the packed tokens, for the variable-length kernels: int32
     (documents + 1,) into T, from 0 to T, and the length of the longest document.
 
-    torchtitan's own function drops the tokens before the first 0 of the first row. In every other row it adds
-    them to the last document of the row before.
+    torchtitan 0.3.0's own function drops the tokens before the first 0 of the first row. In every other row
+    it adds them to the last document of the row before.
 
     Args:
         positions: (batch, seq_len) int64, 0 at the first token of each document. If they are on a GPU, this

@@ -4,8 +4,9 @@
 
 The two products of the backward pass are computed alike, with the gradient of y in place of x or W. `float8`
 has one scale per tensor, and gradients in e5m2 (57,344 in place of 448); `float8-rowwise` has one scale, a
-power of two, for each row (or column) that is summed over, and e4m3 throughout. Scales are taken from the
-values when these are multiplied.
+power of two, for each row (or column) that is summed over, and e4m3 throughout. `mxfp8` has one scale for
+each 32 elements of such a row (OCP Microscaling Formats 1.0): a power of two in 8 bits, the largest with
+which no element is above 448. Scales are taken from the values when these are multiplied.
 
 Invariants: weights, their names, gradients and everything stored stay in their own precision. The bits of
 float8 operands depend on the micro-batch, since a tensor's scale depends on all of its values.
@@ -45,6 +46,15 @@ def linear_config(precision: str, *, compiled: bool = False) -> Callable[..., Li
             f"precision.linear: {precision} is emulated without a GPU, and torchao cannot compile that; leave"
             " out compile"
         )
+    if precision == "mxfp8":
+        if not emulated and not has_cuda_capability(10, 0):
+            raise Float8Error(
+                "precision.linear: mxfp8 needs a GPU with MX formats, of compute capability 10.0 or above"
+                f" (B200, GB200), and this one is {torch.cuda.get_device_name()}; set linear: param"
+            )
+        from apertus_model.model.mxfp8 import BlockLinear
+
+        return BlockLinear.Config
     if not emulated and not (has_cuda_capability(8, 9) or has_rocm_capability(9, 4)):
         raise Float8Error(
             f"precision.linear: {precision} needs a GPU with float8, of compute capability 8.9 or above"
@@ -53,9 +63,9 @@ def linear_config(precision: str, *, compiled: bool = False) -> Callable[..., Li
     from torchao.float8 import Float8LinearConfig
     from torchtitan.components.quantization.float8 import Float8Linear
 
-    if precision == "float8-rowwise":  # as torchtitan's converter does: pytorch/pytorch issue 150859
+    if precision == "float8-rowwise":  # as torchtitan 0.3.0's converter does: pytorch issue 150859
         torch._inductor.config.emulate_precision_casts = True
-    # torchtitan's converter drops the recipe when it emulates
+    # torchtitan 0.3.0's converter drops the recipe when it emulates
     recipe = replace(Float8LinearConfig.from_recipe_name(RECIPES[precision]), emulate=emulated)
     logger.info("linear layers multiply in %s%s", precision, ", emulated" if emulated else "")
     return partial(Float8Linear.Config, _torchao_config=recipe)

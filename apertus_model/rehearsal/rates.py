@@ -74,6 +74,9 @@ SHEETS: dict[str, Sheet] = {
         " share the power of the module", clock=clock(560), peers=3),
     "B200": Sheet(8.0e12, 75e12, 900e9, 50e9, (10, 0), BLACKWELL, BLACKWELL_FLOAT8,
         "DGX B200, for 8: 64 TB/s, FP32 600 TFLOP/s, NVLink 14.4 TB/s both ways; 400 Gb/s a GPU"),
+    "GB200": Sheet(8.0e12, 80e12, 900e9, 50e9, (10, 0), BLACKWELL, BLACKWELL_FLOAT8,
+        "GB200 NVL72: 8 TB/s, FP32 80 TFLOP/s, NVLink 1.8 TB/s both ways among 72 GPUs (`gpus_per_node`);"
+        " DGX GB200: 400 Gb/s a GPU"),
     "MI300X": Sheet(5.3e12, 163.4e12, 448e9, 50e9, (9, 4), CDNA3, CDNA3_FLOAT8,
         "MI300X: 5.3 TB/s, FP32 163.4 TFLOP/s, 7 links of 128 GB/s both ways; network as of an H100",
         peers=7),

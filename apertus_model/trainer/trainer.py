@@ -262,8 +262,8 @@ class ApertusTrainer(Trainer):
     def _backward(self, objective: Objective, batches: Sequence[Batch]) -> Tensor:
         """Runs forward and backward pass of one micro-batch, or of those that go through a pipeline together,
         whose tensors are on the host. Returns their part of the step's loss; `apertus_model.model.output`
-        shows the calls. In place of torchtitan's `forward_backward_step`, which passes lists of micro-batches
-        that the schedules of torch 2.13 do not take."""
+        shows the calls. In place of torchtitan 0.3.0's `forward_backward_step`, which passes lists of
+        micro-batches that the schedules of torch 2.13 do not take."""
         if self.parallel_dims.pp_enabled:
             fields = {name: torch.cat([inputs[name] for inputs, _ in batches]) for name in batches[0][0]}
             all_labels = torch.cat([labels for _, labels in batches])

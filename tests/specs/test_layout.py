@@ -196,6 +196,7 @@ def test_overlapping_tensor_parallelism_needs_the_compiler_and_gathers_to_overla
 
 
 FLOAT8 = "stages.pretrain.precision={param: float32, linear: float8}"
+MXFP8 = "stages.pretrain.precision={param: float32, linear: mxfp8}"
 
 
 @pytest.mark.parametrize(
@@ -221,6 +222,27 @@ FLOAT8 = "stages.pretrain.precision={param: float32, linear: float8}"
             ["cluster={gpu: A100}"],
             "stages.pretrain.precision.linear: 'pretrain'",
             "the A100 of cluster.gpu has no float8; GPUs from the H100 on have it",
+        ),
+        (
+            [MXFP8],
+            "stages.pretrain.precision.linear: 'pretrain'",
+            "mxfp8 multiplies sizes in multiples of 32, not key heads x head_dim / tp 1 = 16",
+        ),
+        (
+            [MXFP8, "stages.pretrain.model.n_kv_heads=2", "cluster={gpu: H100}"],
+            "stages.pretrain.precision.linear: 'pretrain'",
+            "the H100 of cluster.gpu has no MX formats; GPUs from the B200 on have them",
+        ),
+        (
+            [MXFP8, "stages.pretrain.model.n_kv_heads=2", "cluster={gpu: GB200}"],
+            "stages.pretrain.precision.linear: 'pretrain'",
+            "a GPU returns its products in bfloat16, and precision.param is float32",
+        ),
+        (
+            [MXFP8, "stages.pretrain.model.n_heads=4", "stages.pretrain.model.n_kv_heads=4",
+             "launch={processes: 2, parallel: {tp: 2}}"],
+            "stages.pretrain.precision.linear: 'pretrain'",
+            "layer for it returns whole sums, and tp 2 adds parts",
         ),
         (
             ["stages.sft.lora={rank: 4, alpha: 8}"],

@@ -52,6 +52,9 @@ COMPILED = ACCESSES | {"residual": Passes(9, 10), "whole": Passes(0, 7), "swiglu
 # once. A maximum over a tensor is a pass of its own, unless it is part of the kernel that makes the tensor.
 CASTS = {"weights": Passes(31, 33), "inputs": Passes(31, 33), "gradients": Passes(0, 33)}
 COMPILED_CASTS = {"weights": Passes(5, 6), "inputs": Passes(3.5, 4.5), "gradients": Passes(0, 5)}
+# The same for MXFP8: kernels of torchao read an element in bfloat16 and write it in float8, once for scales
+# along the rows, and once for scales along the columns.
+BLOCK_CASTS = {"weights": Passes(3, 3), "inputs": Passes(3, 3), "gradients": Passes(0, 6)}
 # bytes per parameter: copies around FSDP's gathers and reductions, and a pipeline's sum over micro-batches
 GATHERED, REDUCED, SUMMED = 4.0, 6.0, 16.0
 # the same for a process alone in bfloat16: weights are rounded once a step; gradients become float32, and are
@@ -186,7 +189,9 @@ class RankWork(RankSizes):
             "inputs": self.tokens * sum(shared),
             "gradients": self.tokens * sum(outputs for _, outputs in self.sides),
         }
-        casts = self._seconds(COMPILED_CASTS if compiled else CASTS, sizes, 1)
+        passes = COMPILED_CASTS if compiled else CASTS
+        blocks = self.segment.precision.linear == "mxfp8"
+        casts = self._seconds(BLOCK_CASTS if blocks else passes, sizes, 1)
         return Passes(casts.forward + operators.forward, casts.backward + operators.backward)
 
     def _seconds(self, passes: Mapping[str, Passes], sizes: Mapping[str, float], scale: float) -> Passes:

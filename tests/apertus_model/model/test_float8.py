@@ -22,7 +22,7 @@ from tests.apertus_model.harness import MODEL, Result, losses, same, segment, tr
 from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 from tests.machine import slow
 
-KINDS = ("float8", "float8-rowwise")
+KINDS = ("float8", "float8-rowwise", "mxfp8")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 needs_torchao = pytest.mark.skipif(
@@ -41,16 +41,27 @@ def rounded(values: torch.Tensor, kind: torch.dtype, along: int | None) -> torch
     return (values * scale).to(kind).float() / scale
 
 
+def in_blocks(values: torch.Tensor, along: int) -> torch.Tensor:
+    """Values as MXFP8 holds them (OCP Microscaling Formats 1.0), in float64: each 32 along a dimension are
+    divided by the smallest power of two with which none is above 448."""
+    blocks = values.double().movedim(along, -1).unflatten(-1, (-1, 32))
+    largest = blocks.abs().amax(-1, keepdim=True)
+    scale = torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(largest / 448))), 1.0)
+    held = (blocks / scale).to(E4M3).double() * scale
+    return held.flatten(-2).movedim(-1, along)
+
+
 @needs_torchao
 @emulated
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_those_of_operands_rounded_to_float8(kind: str) -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight, gradient = (
-        torch.randn(*shape, generator=generator) for shape in ((24, 32), (48, 32), (24, 48))
+        torch.randn(*shape, generator=generator) for shape in ((64, 96), (32, 96), (64, 32))
     )
     x[3], weight[5] = 100 * x[3], 30 * weight[5]  # rows that one scale for all would serve badly
-    layer = linear_config(kind)(in_features=32, out_features=48).build()
+    x[7, :32] = 0
+    layer = linear_config(kind)(in_features=96, out_features=32).build()
     layer.weight.data.copy_(weight)
     x.requires_grad_()
     y = layer(x)
@@ -59,6 +70,8 @@ def test_products_are_those_of_operands_rounded_to_float8(kind: str) -> None:
     backward = E4M3 if each else E5M2
 
     def q(values: torch.Tensor, along: int, dtype: torch.dtype = E4M3) -> torch.Tensor:
+        if kind == "mxfp8":
+            return in_blocks(values.detach(), along).float()
         return rounded(values.detach(), dtype, along if each else None)
 
     close: Callable[..., None] = torch.testing.assert_close
@@ -70,9 +83,16 @@ def test_products_are_those_of_operands_rounded_to_float8(kind: str) -> None:
 
 
 @needs_torchao
-@pytest.mark.parametrize("activation", ["xielu", "swiglu"])
+@pytest.mark.parametrize(
+    ("activation", "kind", "layer"),
+    [
+        ("xielu", "float8", "Float8Linear"),
+        ("swiglu", "float8", "Float8Linear"),
+        ("xielu", "mxfp8", "BlockLinear"),
+    ],
+)
 def test_all_linear_layers_but_the_output_multiply_in_float8_and_weights_stay_as_they_are(
-    activation: Any,
+    activation: Any, kind: str, layer: str
 ) -> None:
     spec = MODEL.model_copy(update={"activation": activation})
 
@@ -81,13 +101,13 @@ def test_all_linear_layers_but_the_output_multiply_in_float8_and_weights_stay_as
         built.init_weights()
         return built
 
-    plain, converted = model(), model(linear_config=linear_config("float8"))
+    plain, converted = model(), model(linear_config=linear_config(kind))
     assert same(dict(converted.state_dict()), dict(plain.state_dict()))
-    kinds = {name: type(part).__name__ for name, part in converted.named_modules()}
-    layers = {name.rpartition(".")[2] for name, kind in kinds.items() if kind == "Float8Linear"}
+    types = {name: type(part).__name__ for name, part in converted.named_modules()}
+    layers = {name.rpartition(".")[2] for name, owner in types.items() if owner == layer}
     gate = {"gate_proj"} if activation == "swiglu" else set()
     assert layers == {"wq", "wk", "wv", "wo", "up_proj", "down_proj"} | gate
-    assert kinds["lm_head"] == "OutputLayer"
+    assert types["lm_head"] == "OutputLayer"
 
 
 def spec_of(kind: str, **changes: Any) -> Any:
@@ -120,7 +140,7 @@ def test_a_float8_checkpoint_resumes_in_bfloat16_and_back(tmp_path: Path) -> Non
 
 
 WIDE = ModelSpec(
-    dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=128, vocab_size=128, init_std=0.05
+    dim=64, n_layers=2, n_heads=4, n_kv_heads=4, head_dim=16, ffn_dim=128, vocab_size=128, init_std=0.05
 )
 
 
@@ -151,6 +171,16 @@ def test_layouts_train_in_float8_as_one_process_does(
     assert losses(two) == pytest.approx(losses(one), abs=2e-3)
 
 
+@needs_torchao
+@emulated
+@pytest.mark.slow
+def test_two_processes_train_in_mxfp8_as_one_does(tmp_path: Path) -> None:
+    spec = spec_of("mxfp8", model=WIDE, end_step=3, micro_batch_size=2)
+    one, two = (train(tmp_path / f"{number}", spec, processes=number)[0] for number in (1, 2))
+    assert losses(two)[0] == pytest.approx(losses(one)[0], abs=1e-4)
+    assert losses(two) == pytest.approx(losses(one), abs=2e-3)
+
+
 def test_what_float8_needs_is_said_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     here = "apertus_model.model.float8"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -168,3 +198,5 @@ def test_what_float8_needs_is_said_before_anything_is_built(monkeypatch: pytest.
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA A100")
     with pytest.raises(Float8Error, match=r"capability 8\.9 or above .* this one is NVIDIA A100"):
         linear_config("float8-rowwise")
+    with pytest.raises(Float8Error, match=r"capability 10\.0 or above .* this one is NVIDIA A100"):
+        linear_config("mxfp8")
