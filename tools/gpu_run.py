@@ -30,7 +30,8 @@ from flows.report.figures import STAGE_COLOURS, Styles
 from flows.report.history import curve
 from flows.report.training_charts import OWN_LOSS
 from flows.stored_part import planned_part, planned_parts
-from infra.store import Artifact, Store
+from infra.store import Store
+from specs.base import flatten
 from specs.recipe import load
 from tests.e2e.conftest import ROOT, Run
 from tools.picture import LINE, as_svg, svg_text
@@ -39,6 +40,7 @@ from tools.record import commit
 PAGE = ROOT / "docs" / "gpu_run.md"
 BEGINS = 900.0  # seconds until the second run has a checkpoint to be killed after
 WIDTH, HEIGHT, LEFT, TOP = 640, 260, 48, 16  # pixels of the curves, without their margins
+TIMED = ("metrics.json", "README.md")  # of evaluations and exports
 HEADINGS = ("stage", "start-up", "work", "storage", "tokens", "tokens/s", "of the peak")
 
 
@@ -98,8 +100,9 @@ def share(plan: Plan, store: Path, stage: str) -> None:
 
 def kill_and_resume(recipe: Recipe, store: Path, stage: str) -> Kill:
     """Runs a recipe, kills it after the first checkpoint of a stage, and runs it again to its end."""
-    node = recipe.plan(store).graph.of(stage)[0]
-    artifact = Artifact(Store.open(str(store)), node.path, node.end_step)
+    plan = recipe.plan(store)
+    node = plan.graph.of(stage)[0]
+    artifact = node.artifact(plan.store)
     run = recipe.start(store)
     run.wait_for(lambda: bool(artifact.checkpoint_steps()), BEGINS)
     run.kill_everything()
@@ -115,13 +118,15 @@ def kill_and_resume(recipe: Recipe, store: Path, stage: str) -> Kill:
     return Kill(node.name, step, node.end_step or 0)
 
 
-def digests(plan: Plan, names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The SHA-256 of every file of parts, as their manifests state them."""
-    return {
-        name: {Path(file).name: record.sha256 for file, record in part.artifact.manifest.files.items()}
-        for name, part in planned_parts(plan).items()
-        if name in names
-    }
+def bits(plan: Plan, name: str) -> object:
+    """The SHA-256 of every file of a part, weights and optimizer states among them, and its metrics; all but
+    speeds and times, and the files that state them."""
+    files = planned_parts(plan)[name].artifact.manifest.files
+    metrics = flatten(planned_parts(plan)[name].results)
+    return (
+        sorted((file, record.sha256) for file, record in files.items() if Path(file).name not in TIMED),
+        {key: value for key, value in metrics.items() if "second" not in key},
+    )
 
 
 def rows(plan: Plan) -> Iterator[tuple[str, ...]]:
@@ -134,14 +139,14 @@ def rows(plan: Plan) -> Iterator[tuple[str, ...]]:
         ]
         trained = plan.estimates.stages.get(stage)
         speed = own[-1].metrics.get("tokens_per_second") if trained and own else None
-        share = trained.parts[0].mfu if trained else None
+        mfu = trained.parts[0].mfu if trained else None
         if sum(seconds) >= 0.05:
             yield (
                 stage,
                 *(f"{each:.1f} s" for each in seconds),
                 amount(sum(part.node.tokens for part in own)) if trained else "",
                 f"{speed:,.0f}" if speed else "",
-                f"{share:.1%}" if share else "",
+                f"{mfu:.1%}" if mfu else "",
             )
 
 
@@ -206,8 +211,11 @@ def page(plan: Plan, seconds: float, kill: Kill, outcome: dict[str, bool], image
         "",
         f"`{plan.pipeline.name}` ran from its sources to its end in **{duration(seconds)}**. A second run"
         f" began with the parts before `{kill.part}`. All its processes were killed after the checkpoint of"
-        f" step {kill.step:,} of {kill.steps:,}, and the same command resumed it. It made {len(outcome)} parts;"
-        f" **{len(outcome) - len(other)} have the bits of the first run**.{differ}",
+        f" step {kill.step:,} of {kill.steps:,}, and the same command resumed it. It made"
+        f" {len(outcome)} parts; **{len(outcome) - len(other)} have the bits of the first run**.{differ}",
+        "",
+        "Compared were all metrics but times, and the SHA-256 of all files but the model card and tables of"
+        " metrics, which state times.",
         "",
         f"| {' | '.join(HEADINGS)} |",
         "|---" * len(HEADINGS) + "|",
@@ -238,7 +246,8 @@ def main(arguments: Sequence[str]) -> bool:
     again = dependent(plan, asked.stage)
     share(plan, folder / "killed", asked.stage)
     kill = kill_and_resume(recipe, folder / "killed", asked.stage)
-    whole, resumed = (digests(recipe.plan(folder / name), again) for name in ("uninterrupted", "killed"))
+    resumed = recipe.plan(folder / "killed")
+    outcome = {part: bits(plan, part) == bits(resumed, part) for part in again}
     if plan.pipeline.cluster is not None:
         plan = recipe.plan(folder / "uninterrupted", "cluster.mfu=measured")
     report, images, name = folder / "report.html", asked.page.parent / "images", asked.page.stem
@@ -248,7 +257,6 @@ def main(arguments: Sequence[str]) -> bool:
     captions = {f"images/{name}.svg": "Training loss, in nats per token, over tokens"}
     if photograph(report, images / f"{name}.png"):
         captions[f"images/{name}.png"] = "The report of the run"
-    outcome = {part: whole[part] == resumed[part] for part in again}
     asked.page.write_text(page(plan, seconds, kill, outcome, captions))
     return all(outcome.values())
 
