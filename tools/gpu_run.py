@@ -40,6 +40,7 @@ from tools.record import commit
 PAGE = ROOT / "docs" / "gpu_run.md"
 BEGINS = 900.0  # seconds until the second run has a checkpoint to be killed after
 WIDTH, HEIGHT, LEFT, TOP = 640, 260, 48, 16  # pixels of the curves, without their margins
+SPEEDS = ("seconds", "per_second", "ms_per_step")
 TIMED = ("metrics.json", "README.md")  # of evaluations and exports
 HEADINGS = ("stage", "start-up", "work", "storage", "tokens", "tokens/s", "of the peak")
 
@@ -86,7 +87,10 @@ def share(plan: Plan, store: Path, stage: str) -> None:
     rewritten, so both stores have the same ones on disk."""
 
     def place(source: str, target: str) -> None:
-        (os.link if "/attempts/" in source else shutil.copy2)(source, target)
+        if "/attempts/" in source:
+            os.link(source, target)
+        else:
+            shutil.copy2(source, target)
 
     again = {plan.graph.nodes[name].path for name in dependent(plan, stage)}
     root = Path(plan.store.root)
@@ -125,7 +129,7 @@ def bits(plan: Plan, name: str) -> object:
     metrics = flatten(planned_parts(plan)[name].results)
     return (
         sorted((file, record.sha256) for file, record in files.items() if Path(file).name not in TIMED),
-        {key: value for key, value in metrics.items() if "second" not in key},
+        {key: value for key, value in metrics.items() if not key.endswith(SPEEDS)},
     )
 
 
@@ -158,7 +162,8 @@ def curves(plan: Plan) -> str:
     end = max(series.x[-1] for series in losses.values())
     values = [loss for series in losses.values() for loss in series.y]
     low, high = min(values), max(values)
-    right, lines = LEFT + WIDTH + 16, []
+    right = LEFT + WIDTH + 16
+    lines: list[str] = []
     for quarter in range(5):
         x, y = LEFT + WIDTH * quarter / 4, TOP + HEIGHT * quarter / 4
         lines.append(f"<path d='M {LEFT} {y} h {WIDTH}' stroke='{LINE}' stroke-width='0.4'/>")
