@@ -60,8 +60,8 @@ def plan() -> str:
         lines.append(
             f"<rect x='{x}' y='{y:.0f}' width='11' height='11' rx='2' fill='{fill}' stroke='{border}'/>"
         )
-        lines.append(_text(x + 17, y + 10, text))
-    return _svg(_x(drawing.width) + 2, height, lines)
+        lines.append(svg_text(x + 17, y + 10, text))
+    return as_svg(_x(drawing.width) + 2, height, lines)
 
 
 def folders() -> str:
@@ -74,11 +74,11 @@ def folders() -> str:
     for depth, (name, text) in enumerate(BACK.items()):
         middle, start, down = left[name] + BOX_WIDTH / 2, store + 12 * depth, top + high + 26 + 26 * depth
         lines.append(_arrow(f"M {start} {top + high} V {down} H {middle} V {top + high + 5}", dashed=True))
-        lines.append(_text(middle + 8, down - 6, text))
+        lines.append(svg_text(middle + 8, down - 6, text))
     for name, (purpose, work) in FOLDERS.items():
         lines.append(_box(left[name], top, "reuse" if "/" not in name else "run", name, purpose, work))
-    lines.append(_text(left["flows"] + BOX_WIDTH - 24, top - 8, LAUNCHERS))
-    return _svg(left["infra/store"] + BOX_WIDTH + 4, top + high + 60, lines)
+    lines.append(svg_text(left["flows"] + BOX_WIDTH - 24, top - 8, LAUNCHERS))
+    return as_svg(left["infra/store"] + BOX_WIDTH + 4, top + high + 60, lines)
 
 
 def changed(before: Plan, after: Plan) -> set[str]:
@@ -87,7 +87,7 @@ def changed(before: Plan, after: Plan) -> set[str]:
     return {node.stage for node in after.graph.nodes.values() if node.fingerprint not in known}
 
 
-def _svg(width: float, height: float, lines: list[str]) -> str:
+def as_svg(width: float, height: float, lines: list[str]) -> str:
     head = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width:.0f} {height:.0f}' {FONT}>",
         (
@@ -103,7 +103,7 @@ def _arrow(path: str, *, dashed: bool = False) -> str:
     return f"<path d='{path}' fill='none' stroke='{LINE}' stroke-width='1.5'{dashes} marker-end='url(#tip)'/>"
 
 
-def _text(x: float, y: float, text: str) -> str:
+def svg_text(x: float, y: float, text: str) -> str:
     return f"<text x='{x:.0f}' y='{y:.0f}' font-size='11.5' fill='{LINE}'>{escape(text)}</text>"
 
 

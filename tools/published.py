@@ -61,7 +61,7 @@ OVERVIEW = (
     *("optimizer-benchmark-budgets-210m", "optimizer-benchmark-budgets-720m"),
     "ademamix-forgetting",
     "tokenizer-study",
-    *("mini", "smoke", "smoke-chat", "wso-mini", "optimizer-consistency-mini", "goldfish-mini"),
+    *("gpu", "mini", "smoke", "smoke-chat", "wso-mini", "optimizer-consistency-mini", "goldfish-mini"),
     *(
         "optimizer-benchmark-mini",
         "ademamix-forgetting-mini",
