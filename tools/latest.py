@@ -31,7 +31,7 @@ def requirements(extra: str, project: dict, pinned: dict[str, str]) -> Iterator[
         if others := own.fullmatch(line):
             for other in others[1].split(","):
                 yield from requirements(other, project, pinned)
-        elif re.match(r"[\w.-]+", line)[0] in pinned:
+        elif re.split(r"[^\w.-]", line)[0] in pinned:
             yield line
         else:
             yield re.sub(r",?<[^,;]+", "", line.replace("==", ">="))

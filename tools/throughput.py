@@ -151,10 +151,10 @@ def blackwell() -> list[Row]:
         segment = segment.model_copy(update={"micro_batch_size": micro})
         return Row(name, gpu, gpus, speed, None, segment, node, off=BY_FORMULAS)
 
-    pipeline = {"tp": 2, "sequence_parallel": True, "pp": 4}
-    pipeline |= {"pp_schedule": "interleaved-1f1b", "virtual_stages": 5}
+    layout: dict[str, Any] = {"tp": 2, "sequence_parallel": True, "pp": 4}
+    layout |= {"pp_schedule": "interleaved-1f1b", "virtual_stages": 5}
     small = llama("8B", 8, 16, "none", True, "mxfp8")
-    large = llama("70B", 64, 32, "none", True, "mxfp8", **pipeline)
+    large = llama("70B", 64, 32, "none", True, "mxfp8", **layout)
     return [
         row("Llama 8B mxfp8", "B200", 8, 8, 29_521, 2, small),
         row("Llama 8B mxfp8", "GB200", 72, 8, 29_789, 2, small),
