@@ -1,0 +1,202 @@
+"""The comparison of training speed on a GPU, with tiny shapes on the CPU."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apertus_model.rehearsal.records import Operators, Rehearsed
+from benchmarks.gpu import race
+from benchmarks.gpu.profile import CLASSES, GAPS, STEPS, class_of, predicted, seconds_by_class
+from benchmarks.gpu.race import OUT_OF_TIME, Race, groups, tasks_of
+from benchmarks.gpu.records import Record, Round, Row, page
+from benchmarks.gpu.shapes import BARE, LIMIT, TITAN, Task, shapes, tiny
+from flows.planning.estimate import flops
+
+SMALL = shapes()[1]
+GPU = (9, 0)  # its compute capability
+
+
+class Broken(Task):
+    """A task whose process fails as soon as it asks for the segment."""
+
+    @cached_property
+    def segment(self) -> Any:
+        raise MemoryError("no memory is left")
+
+
+def row(race_: Race, name: str) -> Row:
+    return next(row for task, row in race_.rows.items() if task.contender.name == name)
+
+
+@pytest.mark.slow
+def test_all_contenders_train_the_same_tokens_and_the_same_model_with_the_same_loss() -> None:
+    tasks, left_out = tasks_of([tiny(SMALL)], None)
+    assert {task.contender.compiled for task in left_out} == {True}
+    tasks = [Broken(**vars(task)) if task.contender.name == "ours, float8" else task for task in tasks]
+    left_out = {task: why for task, why in left_out.items() if task.contender.name != "ours, float8"}
+    whole = Race(tasks, left_out, seconds=900, tiny=True)
+    whole.run(memory=1e12, rounds=2, passes=1, profile=True)
+    trained = [LIMIT, "ours, eager", f"{TITAN}, eager", BARE]
+    assert row(whole, "ours, float8").why == "MemoryError: no memory is left"
+    assert [row(whole, name).why for name in trained] == [""] * len(trained)
+    shape = tasks[0].shape
+    tokens = {part.tokens for name in trained for part in row(whole, name).rounds}
+    assert tokens == {shape.steps * shape.tokens}
+    assert all(len(row(whole, name).rounds) == 2 for name in trained)
+    ours, bare = row(whole, "ours, eager").first_loss, row(whole, BARE).first_loss
+    assert ours == pytest.approx(bare, rel=1e-6)
+    for name in trained[1:]:
+        profile = row(whole, name).profile
+        assert profile["products"] > 0
+        assert set(profile) == set(CLASSES)
+    record = Record(
+        date="today", commit="abc", machine={"GPU": "none"}, seconds=1, rows=[*whole.rows.values()]
+    )
+    assert Record.model_validate_json(record.model_dump_json()) == record
+    text = page(record, tasks)
+    assert f"x {TITAN}, eager" in text
+    assert "| MemoryError: no memory is left |" in text
+    assert "| compiled layers are compared on a GPU |" in text
+
+
+@pytest.mark.slow
+def test_when_the_time_is_over_what_is_left_is_named() -> None:
+    tasks, left_out = tasks_of([tiny(SMALL)], None)
+    short = Race(tasks, left_out, seconds=0.5, tiny=True)
+    begin = time.monotonic()
+    short.run(memory=1e12, rounds=2, passes=1, profile=False)
+    assert time.monotonic() - begin < 400
+    assert {row.why for task, row in short.rows.items() if task not in left_out} == {OUT_OF_TIME}
+
+
+@pytest.mark.slow
+def test_the_limit_makes_the_products_that_the_plan_counts(tmp_path: Path) -> None:
+    from benchmarks.gpu.contenders import limit
+    from tests.apertus_model.step_costs import flop_counter
+
+    task = tasks_of([tiny(SMALL)], None)[0][0]
+    running = limit(task, str(tmp_path))
+    with flop_counter() as counter:
+        running.step()
+    assert counter.get_total_flops() == flops.training(task.segment) * running.tokens()
+
+
+def test_llama_has_nearly_as_many_parameters_and_the_same_operations() -> None:
+    for shape in shapes():
+        tasks, _ = tasks_of([shape], GPU)
+        ours, theirs = (next(t for t in tasks if t.contender.kind == kind) for kind in ("ours", "torchtitan"))
+        assert theirs.model.parameters == pytest.approx(ours.model.parameters, rel=1e-3)
+        assert flops.training(theirs.segment) == flops.training(ours.segment)
+    assert shapes()[0].model.vocab_size == 131_072
+
+
+def test_what_fits_together_is_a_group_with_the_limit_and_the_important_ones_come_first() -> None:
+    tasks, left_out = tasks_of(shapes(), GPU)
+    assert left_out == {}
+    planned = groups(tasks, 141e9)
+    assert all(sum(task.memory for task in group) < 141e9 for group in planned)
+    assert all(group[0].contender.name == LIMIT for group in planned)
+    assert {task for group in planned for task in group} == set(tasks)
+    names = [task.contender.name for task in planned[0]]
+    assert names[1:3] == ["ours, compiled", f"{TITAN}, compiled"]
+    assert [group[0].shape.name for group in planned[:3]] == [shape.name for shape in shapes()]
+    assert {len(group) for group in groups(tasks, 1e9)} == {2}
+
+
+def test_ratios_are_of_rounds_in_turns_and_else_of_medians() -> None:
+    def measured(group: int, *seconds: float) -> Row:
+        rounds = [
+            Round(group=group, number=number, tokens=100, seconds=time) for number, time in enumerate(seconds)
+        ]
+        return Row(shape="s", contender="c", parameters=1, tokens_per_step=1, rounds=rounds)
+
+    assert measured(0, 1, 2).beside(measured(0, 2, 2)) == [2, 1]
+    assert measured(0, 1, 1).beside(measured(1, 4, 4)) == [4]
+    assert measured(0).beside(measured(0, 1)) == []
+
+
+def trace(file: Path) -> Path:
+    """Two steps in 100 microseconds: kernels that overlap, launched by operators within others."""
+
+    def event(
+        cat: str, name: str, begin: float, seconds: float, number: int = 0, tid: int = 1
+    ) -> dict[str, Any]:
+        return {
+            "cat": cat,
+            "name": name,
+            "ts": begin,
+            "dur": seconds,
+            "tid": tid,
+            "args": {"External id": number},
+        }
+
+    calls = [
+        event("user_annotation", STEPS, 1000, 100),
+        event("cpu_op", "aten::mm", 1001, 2, 1),
+        event("cpu_op", "MyCrossEntropyBackward", 1004, 9, 2),
+        event("cpu_op", "aten::mul", 1005, 2, 3),
+        event("user_annotation", "Optimizer.step#AdamW.step", 1020, 9, 4),
+        event("cpu_op", "aten::mul", 1021, 2, 5),
+    ]
+    kernels = [
+        event("kernel", "nvjet_tst", 1010, 20, 1, 7),
+        event("kernel", "elementwise_kernel", 1025, 10, 3, 7),
+        event("kernel", "elementwise_kernel", 1050, 10, 5, 7),
+        event("gpu_memcpy", "Memcpy DtoD", 1060, 5, 99, 8),
+        event("kernel", "triton_poi_fused_mul_silu_0", 1095, 50, 0, 7),
+    ]
+    file.write_text(json.dumps({"traceEvents": [*calls, *kernels]}))
+    return file
+
+
+def test_the_classes_of_a_trace_are_those_of_its_operators_and_sum_to_the_step(tmp_path: Path) -> None:
+    by_class = seconds_by_class(trace(tmp_path / "trace.json"), 2)
+    microseconds = {kind: round(2e6 * seconds, 3) for kind, seconds in by_class.items() if seconds}
+    assert microseconds == {
+        "products": 15, "embedding and loss": 10, "optimizer": 10, "casts and copies": 5, "activation": 5,
+        GAPS: 55,
+    }  # fmt: skip
+    assert sum(by_class.values()) == pytest.approx(50e-6)
+
+
+def test_names_of_kernels_and_operators_have_classes() -> None:
+    classes = {
+        "sm90_xmma_gemm_bf16": "products",
+        "mm": "products",
+        "flash_fwd_kernel": "attention",
+        "_fused_adamw_": "optimizer",
+        "_fused_rms_norm_backward": "norms",
+        "_xielu_forward": "activation",
+        "embedding_dense_backward": "embedding and loss",
+        "split_with_sizes_copy": "casts and copies",
+        "add": "other",
+    }
+    assert {name: class_of(name) for name in classes} == classes
+    assert class_of("aten::linear", "aten::to", "aten::copy_") == "casts and copies"
+
+
+def test_predictions_have_the_same_classes() -> None:
+    def operator(kind: str, name: str, seconds: float) -> Operators:
+        return Operators(kind=kind, operator=name, calls=1, flops=1, bytes=1, seconds=seconds)
+
+    report = Rehearsed.model_construct(
+        operators=[operator("matrix", "addmm", 4), operator("memory", "_fused_adamw_", 2)],
+        compute_seconds=7, waited_seconds=0.5,
+    )  # fmt: skip
+    expected = dict.fromkeys(CLASSES, 0.0) | {"products": 4, "optimizer": 2, "other": 1, GAPS: 0.5}
+    assert predicted(report) == expected
+
+
+def test_a_process_that_ends_is_a_failure_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(race, "WORK", "os")
+    worker = race.Worker(race.multiprocessing.get_context("fork"), "_exit", 3)
+    with pytest.raises(race.Failed):
+        worker.answer(time.monotonic() + 60)
+    assert replace(SMALL, steps=1).tokens == SMALL.tokens
