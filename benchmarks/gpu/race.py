@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.records import Round, Row
@@ -159,44 +159,35 @@ class Race:
             if not self.rows[task].why
         }
         try:
-            for task, answer in self._answers(waiting):
+            for task, answer, _ in self._answers(waiting):
                 self.rows[task] = self.rows[task].model_copy(update=answer)
             for turn in range(rounds):
-                for task, (tokens, seconds, clock) in self._turns(waiting):
+                for task, (tokens, seconds), clock in self._answers(waiting, lambda task: task.shape.steps):
                     part = Round(group=number, number=turn, tokens=tokens, seconds=seconds, clock=clock)
                     self.rows[task].rounds.append(part)
-            trained = [task for task in waiting if task.contender.name != LIMIT]
-            for task in trained if profile else ():
-                if not self.rows[task].profile:
-                    waiting[task].ask("profile")
-                    for _, answer in self._answers({task: waiting[task]}):
-                        self.rows[task].profile = answer
+            if profile:
+                for task, answer, _ in self._answers(waiting, lambda task: "profile"):
+                    self.rows[task].profile = answer
         finally:
             for worker in waiting.values():
                 worker.stop()
 
-    def _turns(self, workers: dict[Task, Worker]) -> Iterator[tuple[Task, tuple[int, float, str]]]:
-        """A round of each contender, one after the other."""
+    def _answers(
+        self, workers: dict[Task, Worker], request: Callable[[Task], Any] | None = None
+    ) -> Iterator[tuple[Task, Any, str]]:
+        """(task, answer, clock of the GPU meanwhile) of each contender, one after the other. Without a
+        request, the answers that say that they are ready."""
         for task, worker in list(workers.items()):
             clock = ""
             try:
-                worker.ask(task.shape.steps)
-                clock = ", ".join(nvidia_smi("clocks.sm", "power.draw").values())
-                tokens, seconds = worker.answer(self._deadline)
-            except Failed as error:
-                self._end(task, workers, error)
-            else:
-                yield task, (tokens, seconds, clock)
-
-    def _answers(self, workers: dict[Task, Worker]) -> Iterator[tuple[Task, Any]]:
-        """The answers of contenders that have been asked."""
-        for task, worker in list(workers.items()):
-            try:
+                if request is not None:
+                    worker.ask(request(task))
+                    clock = ", ".join(nvidia_smi("clocks.sm", "power.draw").values())
                 answer = worker.answer(self._deadline)
             except Failed as error:
                 self._end(task, workers, error)
             else:
-                yield task, answer
+                yield task, answer, clock
 
     def _end(self, task: Task, workers: dict[Task, Worker], error: Failed) -> None:
         if not self.rows[task].rounds or str(error) != OUT_OF_TIME:
