@@ -29,6 +29,7 @@ from tools.record import commit
 
 NAME = "gpu_speed"  # of the record and the page
 REHEARSAL = 90.0  # seconds that are kept for rehearsals
+REHEARSED = ("ours, eager", "ours, compiled", "ours, float8")
 CPU_MEMORY = 64e9  # bytes; all tiny contenders of a shape form a group
 ASSUMED = "H100"  # GPU of the rehearsals where there is none
 
@@ -45,7 +46,7 @@ def machine(device: Gpu | None) -> dict[str, str]:
 
 def rehearse(tasks: list[Task], rows: dict[Task, Row], name: str, device: str) -> None:
     """Adds predictions to the profiles of our trainer."""
-    ours = [task for task in tasks if task.contender.kind == "ours" and rows[task].profile]
+    ours = [task for task in tasks if task.contender.name in REHEARSED and rows[task].profile]
     asked = [
         Rehearsal(
             kind="pretrain", segment=task.segment.model_dump(mode="json"), world_size=1, rank=0, gpu=name,

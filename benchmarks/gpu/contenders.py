@@ -350,22 +350,19 @@ def synchronise() -> None:
 
 
 def serve(task: Task, threads: int, connection: Connection) -> None:
-    """The process of a contender: answers `{...}` when it has warmed up, and then each request with its
-    answer: a number of steps with (tokens, seconds), "profile" with seconds a step by class. A failure is
-    answered with its text."""
-    try:
-        with tempfile.TemporaryDirectory() as scratch, engine_process(threads=threads):
-            running = KINDS[task.contender.kind](task, scratch)
-            for _ in range(WARM_UP):
-                running.step()
-            synchronise()
-            peak = torch.cuda.max_memory_allocated() if has_gpu() else None
-            connection.send({"first_loss": running.first_loss(), "peak_memory": peak})
-            while request := connection.recv():
-                connection.send(profiled(running) if request == "profile" else timed(running, request))
-    except Exception as error:
-        lines = f"{type(error).__name__}: {error}".strip().splitlines()
-        connection.send(lines[0])
+    """The process of a contender: answers with fields of its row when it has warmed up, and then each request:
+    a number of steps with (tokens, seconds), "profile" with seconds a step by class."""
+    with tempfile.TemporaryDirectory() as scratch, engine_process(threads=threads):
+        running = KINDS[task.contender.kind](task, scratch)
+        if has_gpu():
+            torch.cuda.reset_peak_memory_stats()
+        for _ in range(WARM_UP):
+            running.step()
+        synchronise()
+        peak = torch.cuda.max_memory_allocated() if has_gpu() else None
+        connection.send({"first_loss": running.first_loss(), "peak_memory": peak})
+        while request := connection.recv():
+            connection.send(profiled(running) if request == "profile" else timed(running, request))
 
 
 def timed(running: Running, steps: int) -> tuple[int, float]:

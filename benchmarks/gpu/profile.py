@@ -23,8 +23,8 @@ CALLS = ("cpu_op", "user_annotation")
 # The class of a kernel, or of an operator, by what is searched for in its name, and in the name of the
 # operator that launched it, or that it is within; in this order.
 NEAR = {
-    "products": r"gemm|cutlass|nvjet|xmma|cublas|_scaled_mm|^(aten::)?(mm|addmm_?|bmm|linear|matmul)$",
     "attention": r"attention|flash|fmha|flex|varlen|sdpa",
+    "products": r"gemm|cutlass|nvjet|xmma|cublas|_scaled_mm|^(aten::)?(mm|addmm_?|bmm|linear|matmul)$",
 }
 # The same, searched for in the names of all operators around it, too.
 AROUND = {

@@ -18,6 +18,7 @@ from benchmarks.gpu.shapes import CONTENDERS, LIMIT, Contender, Shape, Task
 from tools.gpu_check import nvidia_smi
 
 OUT_OF_TIME = "the time was over"
+PATIENCE = 180.0  # seconds for an answer: compiling takes most of them
 FILLED = 0.92  # of the memory of a GPU
 
 
@@ -37,8 +38,12 @@ class Gpu(NamedTuple):
 
 
 def work(function: str, *arguments: Any) -> None:
-    """Calls a function of `WORK`, in a process of its own."""
-    getattr(importlib.import_module(WORK), function)(*arguments)
+    """Calls a function of `WORK`, in a process of its own. The text of an exception is its answer, through
+    the connection that is the last argument."""
+    try:
+        getattr(importlib.import_module(WORK), function)(*arguments)
+    except Exception as error:
+        arguments[-1].send(f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 class Worker:
@@ -46,14 +51,15 @@ class Worker:
 
     def __init__(self, context: Any, function: str, *arguments: Any) -> None:
         self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=work, args=(function, *arguments, theirs), daemon=True)
+        self._process = context.Process(target=work, args=(function, *arguments, theirs))
         self._process.start()
         theirs.close()
 
     def answer(self, deadline: float) -> Any:
-        """What it answers next. Failed when it fails or ends, or at the deadline."""
-        if not self._ours.poll(max(0.0, deadline - time.monotonic())):
-            raise Failed(OUT_OF_TIME)
+        """What it answers next. Failed when it fails, ends or hangs, or at the deadline."""
+        left = deadline - time.monotonic()
+        if not self._ours.poll(max(0.0, min(left, PATIENCE))):
+            raise Failed(OUT_OF_TIME if left < PATIENCE else f"it did not answer in {PATIENCE:.0f} seconds")
         try:
             answer = self._ours.recv()
         except EOFError:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from benchmarks.gpu.profile import CLASSES
 from benchmarks.gpu.shapes import LIMIT, Task
+from benchmarks.measure import spread
 from specs.base import Strict
 
 
@@ -26,7 +27,9 @@ class Round(Strict):
 
 
 class Row(Strict):
-    """A contender with a shape."""
+    """A contender with a shape; filled in while it is measured."""
+
+    model_config = ConfigDict(frozen=False)
 
     shape: str
     contender: str
@@ -71,20 +74,6 @@ class Record(Strict):
     rows: list[Row]
 
 
-def number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
-
-
-def spread(values: list[float]) -> str:
-    """`median (smallest to largest)`, or a dash."""
-    if not values:
-        return "-"
-    middle = number(statistics.median(values))
-    if len(values) == 1:
-        return middle
-    return f"{middle} ({number(min(values))} to {number(max(values))})"
-
-
 def page(record: Record, tasks: list[Task]) -> str:
     """The page in Markdown: a table of speeds for each shape, and one of each profile."""
     compared = {(task.shape.name, task.contender.name): task.contender.beside for task in tasks}
@@ -121,11 +110,11 @@ def _line(row: Row, limit: Row, peers: list[Row]) -> str:
     size = f"| {row.contender} | {row.parameters / 1e6:,.1f}M |"
     if row.why and not row.rounds:
         return f"{size} {row.why} | | | | | |".replace("|| ", "| ")
-    ratios = [f"{spread(row.beside(peer))} x {peer.contender}" for peer in peers if peer.rounds]
+    ratios = [f"{spread(row.beside(peer))} x {peer.contender}" for peer in peers if row.beside(peer)]
     cells = [
         spread(row.speeds) + (f"; {row.why}" if row.why else ""),
         "-" if row.share_of_peak is None else f"{row.share_of_peak:.1%}",
-        spread(row.beside(limit)),
+        spread(row.beside(limit)) if limit.rounds else "-",
         "; ".join(ratios) or "-",
         "-" if row.peak_memory is None else f"{row.peak_memory / 1e9:.1f}",
         "-" if row.first_loss is None else f"{row.first_loss:.4f}",

@@ -25,7 +25,7 @@ from specs.stages.training import Segment
 RECIPES = Path(__file__).parents[2] / "specs" / "recipes"
 SEED = 1
 CONTEXT = 2e9  # bytes of a GPU that a process has beside its tensors
-PEER_MEMORY = 1.3  # of peers, relative to our trainer beside whole logits
+BARE_MEMORY = 1.3  # of the bare loop, relative to our trainer, beside whole logits
 LIMIT = "limit"
 
 
@@ -112,13 +112,13 @@ class Task:
     @property
     def memory(self) -> float:
         """Bytes of a GPU, estimated."""
-        whole_logits = 12 * self.shape.micro_batch * self.shape.length * self.model.vocab_size
+        logits = self.shape.micro_batch * self.shape.length * self.model.vocab_size
         if self.contender.kind == "limit":
-            return CONTEXT + 4 * self.model.parameters + whole_logits
+            return CONTEXT + 3 * self.model.parameters + 4 * logits
         planned = memory_of_rank(self.segment, 1, 0).total
-        return CONTEXT + (
-            planned if self.contender.kind == "ours" else PEER_MEMORY * (planned + whole_logits)
-        )
+        if self.contender.kind == "transformers":  # logits, their float32 copy and gradients are whole
+            planned = BARE_MEMORY * planned + 12 * logits
+        return CONTEXT + planned
 
     def share_of_peak(self, tokens_per_second: float, gpu: str) -> float:
         """Model FLOPs utilisation."""
