@@ -350,7 +350,7 @@ def synchronise() -> None:
 
 
 def serve(task: Task, threads: int, connection: Connection) -> None:
-    """The process of a contender: answers with fields of its row when it has warmed up, and then each request:
+    """The process of a contender: answers with fields of its row when it is warm, and then each request:
     a number of steps with (tokens, seconds), "profile" with seconds a step by class."""
     with tempfile.TemporaryDirectory() as scratch, engine_process(threads=threads):
         running = KINDS[task.contender.kind](task, scratch)
