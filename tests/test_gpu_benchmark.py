@@ -18,6 +18,7 @@ from benchmarks.gpu.race import OUT_OF_TIME, Race, groups, tasks_of
 from benchmarks.gpu.records import Record, Round, Row, page
 from benchmarks.gpu.shapes import BARE, LIMIT, TITAN, Contender, Task, shapes, tiny
 from flows.planning.estimate import flops
+from specs.cluster import known_gpu
 
 SMALL = shapes()[1]
 GPU = (9, 0)  # its compute capability
@@ -28,7 +29,10 @@ def row(race_: Race, name: str) -> Row:
 
 
 @pytest.mark.slow
-def test_all_contenders_train_the_same_tokens_and_the_same_model_with_the_same_loss() -> None:
+def test_all_contenders_train_the_same_tokens_and_the_same_model_with_the_same_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(race, "PATIENCE", 900.0)  # this machine may be busy
     tasks, left_out = tasks_of([tiny(SMALL)], None)
     assert {task.contender.compiled for task in left_out} == {True}
     tasks.append(Task(tasks[0].shape, Contender("broken", "nothing")))  # type: ignore[arg-type]
@@ -228,3 +232,14 @@ def test_predictions_have_the_same_classes() -> None:
     )  # fmt: skip
     expected = dict.fromkeys(CLASSES, 0.0) | {"products": 4, "optimizer": 2, "other": 1, GAPS: 0.5}
     assert predicted(report) == expected
+
+
+def test_a_device_has_the_data_sheet_of_its_name_and_memory() -> None:
+    devices = {
+        ("NVIDIA H200", 150.1e9): "H200",
+        ("NVIDIA H100 80GB HBM3", 85e9): "H100",
+        ("NVIDIA A100-SXM4-40GB", 42.3e9): "A100-40GB",
+        ("NVIDIA H100 PCIe", 40e9): None,
+        ("NVIDIA L4", 24e9): None,
+    }
+    assert {device: known_gpu(*device) for device in devices} == devices

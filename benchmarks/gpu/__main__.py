@@ -3,7 +3,7 @@ of the card: `python -m benchmarks.gpu`.
 
 Writes a record in JSON and a page into a folder; without a GPU, it trains tiny shapes, and writes them only
 if a folder is named. Nothing is downloaded. With a torch that is older than torchtitan needs, see
-`benchmarks.gpu.contenders`; the record has the versions.
+`benchmarks.gpu.older_torch`; the record has the versions.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def machine(device: Gpu | None) -> dict[str, str]:
     if device is not None:
         capability = ".".join(map(str, device.capability))
         facts = {"GPU": f"{device.name}, {device.memory / 1e9:.1f} GB, compute capability {capability}"}
+        if device.older_torch:
+            facts["weights"] = "cast by autocast, since this torch is older than FSDP of torchtitan needs"
         facts |= nvidia_smi("driver_version", "power.limit", "clocks.max.sm")
     return facts | {"python": platform.python_version(), **versions()}
 

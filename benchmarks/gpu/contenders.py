@@ -392,9 +392,9 @@ def profiled(running: Running) -> dict[str, float]:
 
 
 def facts(connection: Connection) -> None:
-    """Answers (name, bytes of memory, compute capability) of the GPU; None without one."""
+    """Answers (name, bytes of memory, compute capability, `OLDER_TORCH`) of the GPU; None without one."""
     answer = None
     if has_gpu():
         gpu = torch.cuda.get_device_properties(0)
-        answer = gpu.name, gpu.total_memory, (gpu.major, gpu.minor)
+        answer = gpu.name, gpu.total_memory, (gpu.major, gpu.minor), OLDER_TORCH
     connection.send(answer)

@@ -35,6 +35,7 @@ class Gpu(NamedTuple):
     name: str
     memory: int  # bytes
     capability: tuple[int, int]
+    older_torch: bool  # see `benchmarks.gpu.older_torch`
 
 
 def work(function: str, *arguments: Any) -> None:
