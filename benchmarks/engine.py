@@ -60,19 +60,19 @@ class Sample(NamedTuple):
 class RandomSamples:
     """Random tokens, one document per row."""
 
-    def __init__(self, words: int) -> None:
-        self._words = words
+    def __init__(self, words: int, length: int = LENGTH) -> None:
+        self._words, self._length = words, length
 
     def __getitem__(self, index: int) -> Sample:
-        tokens = np.random.default_rng(index).integers(0, self._words, LENGTH + 1)
-        return Sample(tokens[:-1], tokens[1:], np.arange(LENGTH))
+        tokens = np.random.default_rng(index).integers(0, self._words, self._length + 1)
+        return Sample(tokens[:-1], tokens[1:], np.arange(self._length))
 
 
 class Data:
     """The data of a run; nothing is held out."""
 
-    def __init__(self, words: int) -> None:
-        self.samples, self.heldout = RandomSamples(words), dict[str, Any]()
+    def __init__(self, words: int, length: int = LENGTH) -> None:
+        self.samples, self.heldout = RandomSamples(words, length), dict[str, Any]()
 
 
 class Unrecorded:

@@ -56,6 +56,19 @@ GPUS: dict[str, Gpu] = {
         "AMD MI300X data sheet: 1,307.4 TFLOP/s dense, 2,614.9 in float8, 192 GB, 750 W", 2614.9e12),
 }  # fmt: skip
 assert set(GPUS) == set(get_args(GpuName))
+MEMORY_TOLERANCE = 0.15  # between what a device reports and its sheet's gigabytes
+
+
+def known_gpu(name: str, memory: float) -> str | None:
+    """The name in `GPUS` of a device by the name that CUDA gives it and its bytes of memory; None if no data
+    sheet is known."""
+    fits = [
+        known
+        for known, facts in GPUS.items()
+        if known.split("-")[0] in name.replace("-", " ").split()
+        and abs(memory / facts.memory - 1) < MEMORY_TOLERANCE
+    ]
+    return fits[0] if fits else None
 
 
 class Cluster(Spec):

@@ -6,14 +6,39 @@ of its test case.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
+from shutil import which
 from xml.etree import ElementTree
 
 from tools.record import commit, outcome_of
 
+PACKAGES = ("torch", "triton", "torchtitan", "torchao", "transformers", "flash-attn", "vllm")
 RESULTS = {"passed": "passed", "failed": "**failed**", "skipped": "not applicable"}
+
+
+def versions() -> dict[str, str]:
+    """The installed ones of `PACKAGES`."""
+    installed = {}
+    for name in PACKAGES:
+        try:
+            installed[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return installed
+
+
+def nvidia_smi(*fields: str) -> dict[str, str]:
+    """What NVIDIA's driver says of the first GPU, by field; nothing without its program."""
+    if which("nvidia-smi") is None:
+        return {}
+    query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, check=False)
+    values = next(iter(answer.stdout.splitlines()), "").split(", ") if answer.returncode == 0 else ()
+    return dict(zip(fields, values, strict=False))
 
 
 def name_of(case: ElementTree.Element) -> str:

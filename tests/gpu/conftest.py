@@ -15,10 +15,8 @@ import pytest
 import torch
 
 from apertus_model.rehearsal.rates import SHEETS
-from specs.cluster import GPUS
+from specs.cluster import known_gpu
 from tests.apertus_model.ranks import in_processes
-
-MEMORY_TOLERANCE = 0.15  # between what a device reports and its sheet's gigabytes
 
 
 class NotApplicable(Exception):
@@ -56,13 +54,7 @@ class Device(NamedTuple):
     @property
     def sheet(self) -> str | None:
         """Its name in `specs.cluster.GPUS`; None if no data sheet is known."""
-        fits = [
-            known
-            for known, facts in GPUS.items()
-            if known.split("-")[0] in self.name.replace("-", " ").split()
-            and abs(self.memory / facts.memory - 1) < MEMORY_TOLERANCE
-        ]
-        return fits[0] if fits else None
+        return known_gpu(self.name, self.memory)
 
 
 @functools.cache

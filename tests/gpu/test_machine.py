@@ -3,10 +3,7 @@
 import importlib.util
 import platform
 import re
-import subprocess
-from importlib import metadata
 from pathlib import Path
-from shutil import which
 
 import pytest
 import torch
@@ -22,9 +19,9 @@ from tests.gpu.conftest import (
     seconds_of,
     sheet_of_this_gpu,
 )
+from tools.gpu_check import nvidia_smi, versions
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("torch", "triton", "torchtitan", "torchao", "transformers", "flash-attn", "vllm")
 HALF = 0.5  # of the sheet: below, something is wrong with the machine
 
 
@@ -32,11 +29,7 @@ def test_installed_versions_are_the_pinned_ones(measured: Measured) -> None:
     pins = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     measured("python", f"{platform.python_version()} on {platform.machine()}")
     different = []
-    for name in PACKAGES:
-        try:
-            installed = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    for name, installed in versions().items():
         measured(name, installed)
         if name in pins and installed.split("+")[0] != pins[name]:
             different.append(f"{name} is {installed}, constraints.txt has {pins[name]}")
@@ -51,10 +44,8 @@ def test_the_gpu_is_known(measured: Measured) -> None:
     measured("compute capability", ".".join(map(str, device().capability)))
     measured("CUDA of torch", torch.version.cuda or torch.version.hip)
     measured("NCCL", ".".join(map(str, torch.cuda.nccl.version())))
-    if which("nvidia-smi"):
-        query = ["nvidia-smi", "--query-gpu=driver_version,power.limit", "--format=csv,noheader"]
-        answer = subprocess.run(query, capture_output=True, text=True, check=True)
-        measured("driver and power limit", answer.stdout.splitlines()[0])
+    if facts := nvidia_smi("driver_version", "power.limit"):
+        measured("driver and power limit", ", ".join(facts.values()))
     if device().sheet is None:
         pytest.skip(f"no data sheet of {device().name} is known, so nothing is predicted for it")
     assert device().capability == SHEETS[sheet_of_this_gpu()].capability

@@ -1,0 +1,245 @@
+"""The comparison of training speed on a GPU, with tiny shapes on the CPU."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apertus_model.rehearsal.records import Operators, Rehearsed
+from benchmarks.gpu import race
+from benchmarks.gpu.profile import CLASSES, GAPS, STEPS, class_of, predicted, seconds_by_class
+from benchmarks.gpu.race import OUT_OF_TIME, Race, groups, tasks_of
+from benchmarks.gpu.records import Record, Round, Row, page
+from benchmarks.gpu.shapes import BARE, LIMIT, TITAN, Contender, Task, shapes, tiny
+from flows.planning.estimate import flops
+from specs.cluster import known_gpu
+
+SMALL = shapes()[1]
+GPU = (9, 0)  # its compute capability
+
+
+def row(race_: Race, name: str) -> Row:
+    return next(row for task, row in race_.rows.items() if task.contender.name == name)
+
+
+@pytest.mark.slow
+def test_all_contenders_train_the_same_tokens_and_the_same_model_with_the_same_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(race, "PATIENCE", 900.0)  # this machine may be busy
+    tasks, left_out = tasks_of([tiny(SMALL)], None)
+    assert {task.contender.compiled for task in left_out} == {True}
+    tasks.append(Task(tasks[0].shape, Contender("broken", "nothing")))  # type: ignore[arg-type]
+    whole = Race(tasks, left_out, seconds=900, tiny=True)
+    whole.run(memory=1e12, rounds=2, passes=1, profile=True)
+    trained = [LIMIT, "ours, eager", f"{TITAN}, eager", BARE]
+    assert row(whole, "broken").why == "KeyError: 'nothing'"
+    assert [row(whole, name).why for name in trained] == [""] * len(trained)
+    shape = tasks[0].shape
+    tokens = {part.tokens for name in trained for part in row(whole, name).rounds}
+    assert tokens == {shape.steps * shape.tokens}
+    assert all(len(row(whole, name).rounds) == 2 for name in trained)
+    ours, bare = row(whole, "ours, eager").first_loss, row(whole, BARE).first_loss
+    assert ours == pytest.approx(bare, rel=1e-6)
+    for name in trained[1:]:
+        profile = row(whole, name).profile
+        assert profile["products"] > 0
+        assert set(profile) == set(CLASSES)
+    record = Record(
+        date="today", commit="abc", machine={"GPU": "none"}, seconds=1, rows=[*whole.rows.values()]
+    )
+    assert Record.model_validate_json(record.model_dump_json()) == record
+    text = page(record, tasks)
+    assert f"x {TITAN}, eager" in text
+    assert "| KeyError: 'nothing' |" in text
+    assert "| compiled layers are compared on a GPU |" in text
+
+
+def serve(task: Task, threads: int, connection: Any) -> None:
+    """A process of a contender, without torch."""
+    name = task.contender.name
+    if name == BARE:
+        time.sleep(600)
+    connection.send({"first_loss": 1.5, "peak_memory": None})
+    while request := connection.recv():
+        if name == f"{TITAN}, eager":
+            os._exit(3)
+        if name == f"{TITAN}, compiled":
+            raise ValueError("no such kernel\nmore")
+        connection.send(dict.fromkeys(CLASSES, 1.0) if request == "profile" else (10 * request, 0.5))
+
+
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contenders without torch."""
+    monkeypatch.setattr(race, "WORK", __name__)
+    monkeypatch.setattr(race, "PATIENCE", 5.0)
+    monkeypatch.setattr(race, "context", lambda tiny: multiprocessing.get_context("fork"))
+
+
+@pytest.mark.usefixtures("faked")
+def test_contenders_that_fail_or_hang_are_rows_that_say_why_and_the_others_continue() -> None:
+    tasks, left_out = tasks_of([SMALL], (8, 0))
+    whole = Race(tasks, left_out, seconds=900, tiny=True)
+    whole.run(memory=1e15, rounds=2, passes=2, profile=True)
+    reasons = {name: row(whole, name).why for name in (*FAIL, LIMIT, "ours, eager")}
+    assert reasons == {**FAIL, LIMIT: "", "ours, eager": ""}
+    assert [(part.group, part.number) for part in row(whole, LIMIT).rounds] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    assert row(whole, "ours, eager").speeds == [20 * SMALL.steps] * 4
+    assert row(whole, "ours, eager").profile[GAPS] == 1
+
+
+FAIL = {
+    BARE: "it did not answer in 5 seconds",
+    f"{TITAN}, eager": "its process ended with code 3",
+    f"{TITAN}, compiled": "ValueError: no such kernel",
+    "ours, float8": "this GPU has no float8",
+}
+
+
+@pytest.mark.usefixtures("faked")
+def test_when_the_time_is_over_what_was_not_measured_is_named() -> None:
+    tasks, left_out = tasks_of([SMALL], GPU)
+    short = Race(tasks, left_out, seconds=0, tiny=True)
+    short.run(memory=1e12, rounds=2, passes=1, profile=False)
+    assert {row.why for row in short.rows.values()} == {OUT_OF_TIME}
+
+
+@pytest.mark.slow
+def test_the_limit_makes_the_products_that_the_plan_counts(tmp_path: Path) -> None:
+    from benchmarks.gpu.contenders import limit
+    from tests.apertus_model.step_costs import flop_counter
+
+    task = tasks_of([tiny(SMALL)], None)[0][0]
+    running = limit(task, str(tmp_path))
+    with flop_counter() as counter:
+        running.step()
+    assert counter.get_total_flops() == flops.training(task.segment) * running.tokens()
+
+
+def test_llama_has_nearly_as_many_parameters_and_the_same_operations() -> None:
+    for shape in shapes():
+        tasks, _ = tasks_of([shape], GPU)
+        ours, theirs = (next(t for t in tasks if t.contender.kind == kind) for kind in ("ours", "torchtitan"))
+        assert theirs.model.parameters == pytest.approx(ours.model.parameters, rel=1e-3)
+        assert flops.training(theirs.segment) == flops.training(ours.segment)
+    assert shapes()[0].model.vocab_size == 131_072
+
+
+def test_what_fits_together_is_a_group_with_the_limit_and_the_important_ones_come_first() -> None:
+    tasks, left_out = tasks_of(shapes(), GPU)
+    assert left_out == {}
+    planned = groups(tasks, 141e9)
+    assert all(sum(task.memory for task in group) < 141e9 for group in planned)
+    assert all(group[0].contender.name == LIMIT for group in planned)
+    assert {task for group in planned for task in group} == set(tasks)
+    names = [task.contender.name for task in planned[0]]
+    assert names[1:3] == ["ours, compiled", f"{TITAN}, compiled"]
+    assert [group[0].shape.name for group in planned[:3]] == [shape.name for shape in shapes()]
+    assert {len(group) for group in groups(tasks, 1e9)} == {2}
+
+
+def test_ratios_are_of_rounds_in_turns_and_else_of_medians() -> None:
+    def measured(group: int, *seconds: float) -> Row:
+        rounds = [
+            Round(group=group, number=number, tokens=100, seconds=time) for number, time in enumerate(seconds)
+        ]
+        return Row(shape="s", contender="c", parameters=1, tokens_per_step=1, rounds=rounds)
+
+    assert measured(0, 1, 2).beside(measured(0, 2, 2)) == [2, 1]
+    assert measured(0, 1, 1).beside(measured(1, 4, 4)) == [4]
+    assert measured(0).beside(measured(0, 1)) == []
+
+
+def trace(file: Path) -> Path:
+    """Two steps in 100 microseconds: kernels that overlap, launched by operators within others."""
+
+    def event(
+        cat: str, name: str, begin: float, seconds: float, number: int = 0, tid: int = 1
+    ) -> dict[str, Any]:
+        return {
+            "cat": cat,
+            "name": name,
+            "ts": begin,
+            "dur": seconds,
+            "tid": tid,
+            "args": {"External id": number},
+        }
+
+    calls = [
+        event("user_annotation", STEPS, 1000, 100),
+        event("cpu_op", "aten::mm", 1001, 2, 1),
+        event("cpu_op", "MyCrossEntropyBackward", 1004, 9, 2),
+        event("cpu_op", "aten::mul", 1005, 2, 3),
+        event("user_annotation", "Optimizer.step#AdamW.step", 1020, 9, 4),
+        event("cpu_op", "aten::mul", 1021, 2, 5),
+    ]
+    kernels = [
+        event("kernel", "nvjet_tst", 1010, 20, 1, 7),
+        event("kernel", "elementwise_kernel", 1025, 10, 3, 7),
+        event("kernel", "elementwise_kernel", 1050, 10, 5, 7),
+        event("gpu_memcpy", "Memcpy DtoD", 1060, 5, 99, 8),
+        event("kernel", "triton_poi_fused_mul_silu_0", 1095, 50, 0, 7),
+    ]
+    file.write_text(json.dumps({"traceEvents": [*calls, *kernels]}))
+    return file
+
+
+def test_the_classes_of_a_trace_are_those_of_its_operators_and_sum_to_the_step(tmp_path: Path) -> None:
+    by_class = seconds_by_class(trace(tmp_path / "trace.json"), 2)
+    microseconds = {kind: round(2e6 * seconds, 3) for kind, seconds in by_class.items() if seconds}
+    assert microseconds == {
+        "products": 15, "embedding and loss": 10, "optimizer": 10, "casts and copies": 5, "activation": 5,
+        GAPS: 55,
+    }  # fmt: skip
+    assert sum(by_class.values()) == pytest.approx(50e-6)
+
+
+def test_names_of_kernels_and_operators_have_classes() -> None:
+    classes = {
+        "sm90_xmma_gemm_bf16": "products",
+        "mm": "products",
+        "flash_fwd_kernel": "attention",
+        "_fused_adamw_": "optimizer",
+        "_fused_rms_norm_backward": "norms",
+        "_xielu_forward": "activation",
+        "embedding_dense_backward": "embedding and loss",
+        "split_with_sizes_copy": "casts and copies",
+        "add": "other",
+    }
+    assert {name: class_of(name) for name in classes} == classes
+    assert class_of("aten::linear", "aten::to", "aten::copy_") == "casts and copies"
+
+
+def test_predictions_have_the_same_classes() -> None:
+    def operator(kind: str, name: str, seconds: float) -> Operators:
+        return Operators(kind=kind, operator=name, calls=1, flops=1, bytes=1, seconds=seconds)
+
+    report = Rehearsed.model_construct(
+        operators=[operator("matrix", "addmm", 4), operator("memory", "_fused_adamw_", 2)],
+        compute_seconds=7, waited_seconds=0.5,
+    )  # fmt: skip
+    expected = dict.fromkeys(CLASSES, 0.0) | {"products": 4, "optimizer": 2, "other": 1, GAPS: 0.5}
+    assert predicted(report) == expected
+
+
+def test_a_device_has_the_data_sheet_of_its_name_and_memory() -> None:
+    devices = {
+        ("NVIDIA H200", 150.1e9): "H200",
+        ("NVIDIA H100 80GB HBM3", 85e9): "H100",
+        ("NVIDIA A100-SXM4-40GB", 42.3e9): "A100-40GB",
+        ("NVIDIA H100 PCIe", 40e9): None,
+        ("NVIDIA L4", 24e9): None,
+    }
+    assert {device: known_gpu(*device) for device in devices} == devices
