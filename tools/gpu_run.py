@@ -168,7 +168,7 @@ def curves(plan: Plan) -> str:
         x, y = LEFT + WIDTH * quarter / 4, TOP + HEIGHT * quarter / 4
         lines.append(f"<path d='M {LEFT} {y} h {WIDTH}' stroke='{LINE}' stroke-width='0.4'/>")
         lines.append(svg_text(8, y + 4, f"{high - (high - low) * quarter / 4:.2f}"))
-        lines.append(svg_text(x - 12, TOP + HEIGHT + 18, amount(end * quarter / 4)))
+        lines.append(svg_text(x - 12, TOP + HEIGHT + 18, amount(end * quarter / 4) if quarter else "0"))
     for index, (stage, series) in enumerate(losses.items()):
         points = " ".join(
             f"{LEFT + WIDTH * tokens / end:.1f},{TOP + HEIGHT * (high - loss) / (high - low):.1f}"

@@ -33,7 +33,8 @@ def test_a_killed_run_has_the_bits_of_another_one(tmp_path: Path) -> None:
     stores = str(tmp_path / "stores")
     assert main([stores, "--recipe", SMOKE, "--stage", "cooldown", "--page", str(target), *settings])
     text = target.read_text()
-    assert "**3 have the bits of the first run**" in text
+    again = dependent(Recipe(SMOKE, changes).plan(tmp_path / "stores" / "killed"), "cooldown")
+    assert len(again) > 1 and f"**{len(again)} have the bits of the first run**." in text
     (row,) = (line.split(" | ") for line in text.splitlines() if line.startswith("| cooldown |"))
     assert row[4] == "154k" and float(row[5].replace(",", "")) > 0 and row[6].endswith("% |")
     drawing = ElementTree.parse(tmp_path / "images" / "page.svg")
