@@ -269,7 +269,7 @@ def stage_environment(launch: Launch, seconds: float) -> dict[str, str]:
         "OMP_NUM_THREADS": str(launch.threads),
         "MKL_NUM_THREADS": str(launch.threads),
         # OpenMP threads spin only briefly while they wait. Steps of the miniature with two threads, on two
-        # cores, alone and beside another training: 61 and 125 ms with 500, 58 and 165 with 2,000, 58 and 620
+        # cores, alone and beside another training: 70 and 125 ms with 500, 67 and 165 with 2,000, 58 and 620
         # with 20,000.
         "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "500"),
         "PYTHONUNBUFFERED": "1",

@@ -21,9 +21,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from flows.execution.runner import Runner
+from flows.execution.runner import Observer, Runner
 from flows.planning.plan import Step, make
 from infra.store import Artifact, Store
+from specs.job import ProgressRow
 from specs.recipe import load
 from tests.e2e.conftest import Run, command_line
 from tests.infra.committed import damaged
@@ -170,7 +171,7 @@ def result(recipe: Path, url: str) -> dict[str, Any]:
     return found
 
 
-class _Told:
+class _Told(Observer):
     """Says on standard output what becomes of the parts."""
 
     def begin(self, step: Step) -> None:
@@ -182,7 +183,7 @@ class _Told:
     def note(self, name: str, text: str) -> None:
         print(f"{name}: {text}", flush=True)
 
-    def progress(self, name: str, row: dict[str, Any]) -> None: ...
+    def progress(self, name: str, row: ProgressRow) -> None: ...
 
     def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None:
         print(f"end {step.node.name}: {outcome} after {seconds:.1f} s", flush=True)
