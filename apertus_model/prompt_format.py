@@ -17,7 +17,7 @@ from apertus_model.data.rows import Row
 from apertus_model.tokenizer_files import ChatTemplateError, open_folder, open_tokenizer
 from specs.errors import StageError
 from specs.foreign import checked, parse_json, read_local
-from specs.hugging_face_files import MOST, Generation, OtherConfig
+from specs.hugging_face_files import MOST, GenerationConfig, OtherConfig
 
 
 class Completion(TypedDict, total=False):
@@ -98,7 +98,7 @@ class OtherFormat(TextFormat, TokenFormat):
         self._room = config.context - max_new_tokens
         candidates = [config.eos_token_id, self._its.eos_token_id]
         if (advice := folder / "generation_config.json").exists():
-            candidates.insert(0, checked(Generation, parse_json(read_local(advice))).eos_token_id)
+            candidates.insert(0, checked(GenerationConfig, parse_json(read_local(advice))).eos_token_id)
         ends: int | list[int] = next((ids for ids in candidates if ids is not None), [])
         self.end_ids = tuple(ends) if isinstance(ends, list) else (ends,)
         if not self.end_ids:

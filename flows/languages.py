@@ -11,7 +11,7 @@ KEPT = "kept"  # as in `apertus_model.data.corpora.tallies`, which commands do n
 
 
 @dataclass(frozen=True)
-class Language:
+class LanguageCounts:
     language: str  # "" for documents that state no language
     documents: int  # that were read
     removed: dict[str, int]  # documents, by the label of each filter, in order
@@ -22,7 +22,7 @@ class Language:
         return asdict(self)
 
 
-def languages_of(metrics: dict[str, Any]) -> list[Language]:
+def languages_of(metrics: dict[str, Any]) -> list[LanguageCounts]:
     """The languages in the metrics of a corpus, those with the most documents read first."""
     filters, counts = metrics.get("filters"), _mapping(metrics.get("languages"))
     labels = dict.fromkeys(filters if isinstance(filters, list) else [])
@@ -35,7 +35,7 @@ def languages_of(metrics: dict[str, Any]) -> list[Language]:
     return sorted(languages, key=lambda language: (-language.documents, language.language))
 
 
-def filters_of(languages: Iterable[Language]) -> list[str]:
+def filters_of(languages: Iterable[LanguageCounts]) -> list[str]:
     """The labels of the filters that removed any documents, in order."""
     counts: dict[str, int] = {}
     for language in languages:
@@ -44,10 +44,10 @@ def filters_of(languages: Iterable[Language]) -> list[str]:
     return [label for label, count in counts.items() if count]
 
 
-def _language(name: str, outcomes: dict[str, Any], labels: list[str]) -> Language:
+def _language(name: str, outcomes: dict[str, Any], labels: list[str]) -> LanguageCounts:
     removed = {label: _count(outcomes.get(label), "documents") for label in labels}
     kept, tokens = (_count(outcomes.get(KEPT), what) for what in ("documents", "tokens"))
-    return Language(name, kept + sum(removed.values()), removed, kept, tokens)
+    return LanguageCounts(name, kept + sum(removed.values()), removed, kept, tokens)
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -226,7 +226,7 @@ def in_words(resources: Mapping[str, float]) -> str:
     return ", ".join([*words, f"{resources.get('memory', 0) / 2**30:.1f} GiB"])
 
 
-class Needs(NamedTuple):
+class ClusterNeeds(NamedTuple):
     """What a stage asks of a cluster. `nodes`: that it wants at the same time; None for workers, of which one
     with a place is enough. `memory`: bytes."""
 
@@ -259,11 +259,11 @@ class Needs(NamedTuple):
         return len(self.fitting(ray)) >= (self.nodes or 1)
 
 
-def worker_needs(launch: Launch, profile: Profile, gpus: int) -> Needs:
+def worker_needs(launch: Launch, profile: Profile, gpus: int) -> ClusterNeeds:
     """What each worker of a stage asks for. `gpus`: those of the model that it holds."""
     workers = launch.workers or Workers()
     held = gpus if profile.ray.gpus else 0
-    return Needs(workers.cpus or 1, held, workers.memory_bytes or 0)
+    return ClusterNeeds(workers.cpus or 1, held, workers.memory_bytes or 0)
 
 
 def lost_in_words(error: Exception) -> str:

@@ -22,7 +22,7 @@ class Kind(Foreign):
     auto_map: dict[str, Any] | None = None
 
 
-class Generation(Foreign):
+class GenerationConfig(Foreign):
     """The fields of `generation_config.json` that are read; `config.json` may have them, too."""
 
     bos_token_id: Id | None = None
@@ -30,7 +30,7 @@ class Generation(Foreign):
     pad_token_id: Id | None = None
 
 
-class Config(Generation):
+class Config(GenerationConfig):
     """The fields of `config.json` that are read. `ModelSpec` bounds the dimensions."""
 
     vocab_size: int
@@ -55,7 +55,7 @@ class Config(Generation):
     mamba_decay: bool = True
 
 
-class OtherConfig(Generation):
+class OtherConfig(GenerationConfig):
     """The fields of the `config.json` of another architecture that are read. Each of its lengths is the
     context, under the name that some architecture gives it."""
 
@@ -121,14 +121,14 @@ class TokenizerConfig(Foreign):
     chat_template: str | list[dict[str, str]] | None = None
 
 
-class Shard(Foreign):
+class DatasetShard(Foreign):
     filename: str
 
 
 class SavedDataset(Foreign):
     """The fields of `state.json`, which `datasets` writes beside the shards of a data set, that are read."""
 
-    shards: list[Shard] | None = Field(None, alias="_data_files")
+    shards: list[DatasetShard] | None = Field(None, alias="_data_files")
 
 
 class Index(Foreign):

@@ -26,7 +26,7 @@ from flows.format import duration
 from flows.planning.plan import make
 from flows.report.claims import Tested, claims_of
 from flows.report.content import collect
-from flows.report.experiments import Measured
+from flows.report.experiments import Measurement
 from infra.store import Store, runs
 from specs.errors import counted
 from specs.pipeline import Pipeline
@@ -66,7 +66,7 @@ not show may be true of a model.
 class Number(NamedTuple):
     """What a machine measured for a claim."""
 
-    number: Measured | None
+    number: Measurement | None
     seeds: int
     left_out: int
 

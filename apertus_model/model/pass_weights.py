@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Place(NamedTuple):
+class RoundedWeight(NamedTuple):
     """A parameter of a module, and the copy that passes read in its place."""
 
     parameters: dict[str, Any]  # of the module, by name
@@ -29,7 +29,7 @@ class PassWeights:
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         self._model, self._dtype = model, dtype
-        self._places: list[Place] = []
+        self._places: list[RoundedWeight] = []
         self._used = False
         model.register_forward_pre_hook(self._check)
 
@@ -72,7 +72,7 @@ class PassWeights:
                     continue
                 if weight not in copies:  # modules may share a weight
                     copies[weight] = self._copy(weight)
-                self._places.append(Place(module._parameters, name, weight, copies[weight]))
+                self._places.append(RoundedWeight(module._parameters, name, weight, copies[weight]))
 
     def _copy(self, weight: nn.Parameter) -> nn.Parameter:
         copy = nn.Parameter(weight.detach().to(self._dtype), requires_grad=weight.requires_grad)

@@ -10,13 +10,13 @@ import traceback
 from pathlib import Path
 
 from apertus_model.rehearsal import fake_cuda
-from apertus_model.rehearsal.records import Failure, RankReport, Task
+from apertus_model.rehearsal.records import RankFailure, RankReport, RankTask
 from infra.imports import quick_imports
 
 
 def main(task_file: str, report_file: str) -> int:
     """Rehearses, and writes the report."""
-    task = Task.model_validate_json(Path(task_file).read_text())
+    task = RankTask.model_validate_json(Path(task_file).read_text())
     os.environ |= {
         "RANK": str(task.rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(task.world_size),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
@@ -57,14 +57,14 @@ def prepare(device: str, gpu: str) -> None:
         import apertus_model.rehearsal.step  # noqa: F401
 
 
-def _failure(error: Exception) -> Failure:
+def _failure(error: Exception) -> RankFailure:
     places = [
         f"{frame.filename[frame.filename.rindex(part) + 1 :]}:{frame.lineno}"
         for part in ("/apertus_model/", "/torchtitan/")
         for frame in reversed(traceback.extract_tb(error.__traceback__))
         if part in frame.filename and "/rehearsal/" not in frame.filename
     ]
-    return Failure(error=f"{type(error).__name__}: {error}", place=places[0] if places else "")
+    return RankFailure(error=f"{type(error).__name__}: {error}", place=places[0] if places else "")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Made(NamedTuple):
     kind: str
 
 
-class Live(NamedTuple):
+class LiveStorage(NamedTuple):
     """A storage at the peak."""
 
     origin: Made
@@ -115,7 +115,7 @@ class Allocations:
         yield
         self._unseen.append(range(begin, len(self._changes)))
 
-    def peak(self) -> list[Live]:
+    def peak(self) -> list[LiveStorage]:
         """The storages that lived when the number of living bytes was largest."""
         now = sum(size for _, size in self._changes[: self._begin])
         most, at = now, self._begin
@@ -128,7 +128,7 @@ class Allocations:
         for number, size in self._changes[:at]:
             sizes[number] += size
         return [
-            Live(self._made[number], self._kinds.get(number, self._made[number].kind), size)
+            LiveStorage(self._made[number], self._kinds.get(number, self._made[number].kind), size)
             for number, size in sizes.items()
             if size
         ]

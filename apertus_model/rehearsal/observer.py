@@ -30,7 +30,7 @@ WHOLE = (torch.int64, torch.int32, torch.bool)
 OUR_CODE = ("/apertus_model/", "/torchtitan/")
 
 
-class Observer(TorchDispatchMode):
+class StepObserver(TorchDispatchMode):
     """A dispatch mode around the build and the step of a trainer. Counters count between `begin` and the end.
     `device`: "cuda", or "cpu" for real tensors; `fuses` and `sparse_pairs`: see `Costs`."""
 

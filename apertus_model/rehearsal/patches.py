@@ -124,7 +124,7 @@ def cuda(rates: Rates, stream: Any) -> list[Patch]:
 
 
 def world(peers: Any) -> list[Patch]:
-    """The patches that stand in for the other ranks. `peers`: `rehearsal.peers.Peers`."""
+    """The patches that stand in for the other ranks. `peers`: `rehearsal.step.PipelinePeers`."""
     pipelining = "torch.distributed.pipelining"
     return [
         # groups of gloo wait for the other ranks

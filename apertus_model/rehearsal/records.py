@@ -13,7 +13,7 @@ CLASSES = ("matrix", "attention", "memory")  # of operators
 HIDDEN = ("fsdp", "dp_replicate")  # meshes whose collectives run beside computation
 
 
-class Task(Strict):
+class RankTask(Strict):
     """The rehearsal of one rank of one part."""
 
     kind: str  # of the stage
@@ -104,7 +104,7 @@ class Rehearsed(Strict):
     seconds: float  # of the step, without the bubble of a pipeline
 
 
-class Failure(Strict):
+class RankFailure(Strict):
     """The reason why a rank cannot be built, or cannot make its step."""
 
     error: str  # type: message
@@ -116,7 +116,7 @@ class RankReport(Strict):
 
     rank: int
     rehearsed: Rehearsed | None = None
-    failure: Failure | None = None
+    failure: RankFailure | None = None
 
 
 class RankResult(Strict):
@@ -145,7 +145,7 @@ class PartResult(Strict):
     tokens_per_second_per_gpu: float | None
 
     @property
-    def failures(self) -> list[tuple[int, Failure]]:
+    def failures(self) -> list[tuple[int, RankFailure]]:
         return [(rank.rank, rank.report.failure) for rank in self.ranks if rank.report.failure is not None]
 
     @property

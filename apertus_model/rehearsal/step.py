@@ -25,7 +25,7 @@ from apertus_model.data.tokens.stream import IGNORE_INDEX
 from apertus_model.model.init import local_part
 from apertus_model.rehearsal import patches, records
 from apertus_model.rehearsal.exchanges import SUMMED, Exchange
-from apertus_model.rehearsal.observer import Observer
+from apertus_model.rehearsal.observer import StepObserver
 from apertus_model.rehearsal.rates import Rates
 from apertus_model.trainer.config import attention_of, trainer_config
 from apertus_model.trainer.lifecycle import Lifecycle
@@ -51,13 +51,13 @@ class Nowhere:
         return lambda *args, **kwargs: None
 
 
-def rehearse(task: records.Task) -> records.Rehearsed:
+def rehearse(task: records.RankTask) -> records.Rehearsed:
     """Builds the rank and runs its first step."""
     segment = segment_of(task.kind).model_validate(task.segment)
     rates = Rates(task.gpu, task.gpus_per_node)
     sparse, length = segment.model.attention, segment.sequence_length
     pairs = None if sparse is None else length**2 * sparse.share(length)
-    observer, peers = Observer(rates, task.device, segment.compile, pairs), Peers()
+    observer, peers = StepObserver(rates, task.device, segment.compile, pairs), PipelinePeers()
     patches.apply([
         *patches.world(peers),
         *patches.values(observer.read, observer.unseen, observer.allocations.resized, observer.launched),
@@ -72,7 +72,7 @@ def rehearse(task: records.Task) -> records.Rehearsed:
             stop_requested=lambda: False,
             scratch=str(scratch),
         )
-        data: Any = SimpleNamespace(samples=Rows(segment), heldout={})
+        data: Any = SimpleNamespace(samples=EqualRows(segment), heldout={})
         config = trainer_config(segment, data, Nowhere(), lifecycle, world_size=world_size)
         with observer:
             trainer = config.build()
@@ -91,7 +91,7 @@ def rehearse(task: records.Task) -> records.Rehearsed:
     return report
 
 
-def _name_tensors(observer: Observer, trainer: Any) -> None:
+def _name_tensors(observer: StepObserver, trainer: Any) -> None:
     states = [state for optimizer in trainer.optimizers.optimizers for state in optimizer.state.values()]
     values = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
     observer.allocations.name(map(local_part, _parameters(trainer)), "weights")
@@ -105,7 +105,7 @@ def _parameters(trainer: Any) -> Iterator[torch.nn.Parameter]:
         yield from part.parameters()
 
 
-def _report(observer: Observer, trainer: Any, rates: Rates, attention: str) -> records.Rehearsed:
+def _report(observer: StepObserver, trainer: Any, rates: Rates, attention: str) -> records.Rehearsed:
     gradients = [parameter.grad for parameter in _parameters(trainer) if parameter.grad is not None]
     observer.allocations.name(map(local_part, gradients), "gradients")
     alone = [part.pass_weights for part in trainer.model_parts if part.pass_weights is not None]
@@ -148,7 +148,7 @@ def _report(observer: Observer, trainer: Any, rates: Rates, attention: str) -> r
     )
 
 
-def _memory(observer: Observer) -> records.PeakMemory:
+def _memory(observer: StepObserver) -> records.PeakMemory:
     live = observer.allocations.peak()
     kinds, sizes, numbers = dict.fromkeys(records.KINDS, 0), Counter[Any](), Counter[Any]()
     for storage in live:
@@ -172,7 +172,7 @@ def _memory(observer: Observer) -> records.PeakMemory:
     )
 
 
-def _collectives(observer: Observer, trainer: Any) -> list[records.Collectives]:
+def _collectives(observer: StepObserver, trainer: Any) -> list[records.Collectives]:
     dims = trainer.parallel_dims
     names: dict[str, str] = {}
     for dimension in DIMENSIONS:
@@ -191,7 +191,7 @@ def _collectives(observer: Observer, trainer: Any) -> list[records.Collectives]:
     return sorted(lines, key=lambda line: -line.seconds)
 
 
-class Rows:
+class EqualRows:
     """Rows all alike: one document that fills the row; for preferences, pairs of equal lengths."""
 
     def __init__(self, segment: Segment) -> None:
@@ -228,7 +228,7 @@ class Rows:
         return self._row
 
 
-class Peers:
+class PipelinePeers:
     """The methods that replace those of torch's schedule and `PipelineStage`."""
 
     hidden: Any = None  # description of the hidden states that pass from stage to stage

@@ -60,7 +60,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     os.environ["HF_DATASETS_CACHE"] = str(attempt.workdir / "cache")
     work = Units(attempt)
     try:
-        from apertus_model.evaluation.harness.collector import Asked, Collector
+        from apertus_model.evaluation.harness.collector import Collector, TaskRequests
     except ImportError as error:
         raise HarnessError(
             f"lm-evaluation-harness cannot be imported ({error}). Fix: pip install 'apertus[harness]', or"
@@ -80,7 +80,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     classifier = AnswerClassifier.open(suite.classifier, attempt.workdir) if suite.classifier else None
     tokens: Counter[str] = Counter(requests=0, read_tokens=0, sampled_tokens=0)
 
-    def answer(asked: list[Asked]) -> list[list[Any]]:
+    def answer(asked: list[TaskRequests]) -> list[list[Any]]:
         keys = [work.add(*some) for some in asked]
         units = run_units(work, attempt, stop, progress, processes=part.WORKERS)
         committed = dict(zip(work.units, units, strict=True))

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from apertus_model.rehearsal import fake_cuda
-from apertus_model.rehearsal.records import Task as Rehearsal
+from apertus_model.rehearsal.records import RankTask as Rehearsal
 from benchmarks.gpu.profile import predicted
 from benchmarks.gpu.race import Gpu, Race, gpu, tasks_of
 from benchmarks.gpu.records import Record, Row, page

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from flows.planning.plan import Plan
 from infra.launchers import needs_of_ray
-from infra.ray_cluster import Needs, address_of, connection, nodes_in_words, wants_token
+from infra.ray_cluster import ClusterNeeds, address_of, connection, nodes_in_words, wants_token
 from specs.profiles import Profile
 
 
@@ -12,7 +12,7 @@ def cluster_notes(plan: Plan, profile: Profile, chosen: Collection[str]) -> list
     """What is to be known of the Ray cluster before the unfinished parts of the chosen stages use it: nothing
     if none of them does. StageError if this process cannot connect to it, with the fix; or if the processes
     of a stage cannot be divided among nodes."""
-    wanted: dict[Needs, list[str]] = {}
+    wanted: dict[ClusterNeeds, list[str]] = {}
     for step in plan.pending:
         part = step.node.part
         if step.node.stage in chosen:

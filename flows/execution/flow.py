@@ -64,7 +64,7 @@ STOPPED_BY = {
 ENDLESS = 10**6
 
 
-class WorkerLost(RuntimeError):
+class DeploymentWorkerLost(RuntimeError):
     """The worker that started a deployed run is gone, so a cancellation would not arrive."""
 
 
@@ -213,7 +213,9 @@ def walk(session: Session) -> None:
             interrupts.check()
             begin()
             if session.worker is not None and os.getppid() != session.worker:
-                raise WorkerLost("the worker that started this run is gone; the next run resumes its work")
+                raise DeploymentWorkerLost(
+                    "the worker that started this run is gone; the next run resumes its work"
+                )
             try:
                 name = over.get(timeout=0.5)
             except Empty:
@@ -303,7 +305,7 @@ def _recorded(session: Session, asked: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        stopped = isinstance(error, WorkerLost) or not isinstance(error, Exception)
+        stopped = isinstance(error, DeploymentWorkerLost) or not isinstance(error, Exception)
         outcome = "interrupted" if stopped else "failed"
         reason = redacted(str(error) or STOPPED_BY.get(type(error).__name__, type(error).__name__))
         unfinished = [*error.reasons] if isinstance(error, PipelineFailed) else []
@@ -376,7 +378,7 @@ def pipeline(
                 get_run_logger().warning(note)
         try:
             run_plan(run, until, only)
-        except WorkerLost as error:
+        except DeploymentWorkerLost as error:
             return Crashed(message=str(error))
         except KeyboardInterrupt as error:
             if str(error) != interrupts.CTRL_C:  # nobody need have asked for another signal

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from apertus_model.rehearsal import fake_cuda
-from apertus_model.rehearsal.records import Failure, PartResult, RankReport, RankResult, Task
+from apertus_model.rehearsal.records import PartResult, RankFailure, RankReport, RankResult, RankTask
 from flows.planning.estimate import flops
 from flows.planning.estimate.memory import memory_of_rank
 from flows.planning.estimate.sizes import layers_of_rank, micro_batches_of
@@ -67,7 +67,7 @@ def rehearse(
     check_gpu(gpu)
     known = {} if known is None else known
     tasks = [
-        Task(
+        RankTask(
             kind=part.node.kind,
             segment=segment.model_dump(mode="json"),
             world_size=world,
@@ -98,7 +98,7 @@ def rehearse(
     )
 
 
-def work_of(task: Task) -> str:
+def work_of(task: RankTask) -> str:
     """The work of a task as text: equal for tasks whose steps do the same, whatever their learning rate."""
     segment = {name: value for name, value in task.segment.items() if name not in UNRELATED}
     optimizer = {name: value for name, value in segment["optimizer"].items() if name != "lr"}
@@ -168,7 +168,7 @@ def _beside_plan(segment: Segment, world: int, report: RankReport) -> RankResult
     )
 
 
-def run_ranks(tasks: list[Task], begins: Callable[[int], None] = lambda rank: None) -> list[RankReport]:
+def run_ranks(tasks: list[RankTask], begins: Callable[[int], None] = lambda rank: None) -> list[RankReport]:
     """Rehearses ranks, each in its own process, as many at a time as cores, or raises StageError."""
     reports, running = list[RankReport](), deque[Callable[[], RankReport]]()
     with contextlib.ExitStack() as started:
@@ -181,7 +181,7 @@ def run_ranks(tasks: list[Task], begins: Callable[[int], None] = lambda rank: No
 
 
 @contextlib.contextmanager
-def _begun(task: Task) -> Iterator[Callable[[], RankReport]]:
+def _begun(task: RankTask) -> Iterator[Callable[[], RankReport]]:
     """Starts the process of a rank, and yields a function that waits for its report; kills it at the end."""
     try:
         if task.device == "cuda":
@@ -217,8 +217,8 @@ def _begun(task: Task) -> Iterator[Callable[[], RankReport]]:
                         os.kill(process.pid, signal.SIGKILL)  # it may not lead its group yet
 
 
-def _failed(task: Task, why: str) -> RankReport:
-    return RankReport(rank=task.rank, failure=Failure(error=why, place=""))
+def _failed(task: RankTask, why: str) -> RankReport:
+    return RankReport(rank=task.rank, failure=RankFailure(error=why, place=""))
 
 
 def parts_to_rehearse(parts: list[PartEstimate], stage: str | None, number: int | None) -> list[PartEstimate]:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from apertus_model.data.corpora.examples import Row, from_jsonl
 from flows.inspection.common import Options
-from flows.languages import Language, filters_of, languages_of
+from flows.languages import LanguageCounts, filters_of, languages_of
 from flows.planning.graph import Node
 from flows.planning.plan import Plan
 from flows.stored_part import finished
@@ -53,7 +53,7 @@ class Corpus(TypedDict):
     name: str
     kind: str
     account: list[AccountRow]
-    languages: list[dict[str, Any]]  # `Language.to_json` of the largest languages
+    languages: list[dict[str, Any]]  # `LanguageCounts.to_json` of the largest languages
     kept: Kept
     replaced: dict[str, int]  # personal data, by kind
     examples: list[Row]  # at most `--limit` of each reason
@@ -130,7 +130,7 @@ def _account(document: Corpus) -> Table:
 
 
 def _languages(languages: list[dict[str, Any]]) -> Table:
-    filters = filters_of(Language(**row) for row in languages)
+    filters = filters_of(LanguageCounts(**row) for row in languages)
     counted = ("read", *filters, "kept", "tokens")
     table = empty_table("languages, documents", ("", *counted), numbers=counted)
     for row in languages:

@@ -15,7 +15,7 @@ from flows.terminal import empty_table
 from specs.errors import counted
 
 
-class Use(TypedDict):
+class SourceUse(TypedDict):
     """The use of a source by a stage that trains on the mixture, up to the end of the stage."""
 
     stage: str
@@ -36,10 +36,10 @@ class Source(TypedDict):
     bound: float  # on the size of `off_by`, in samples, for any number of samples
     tokens: int
     documents: int
-    uses: list[Use]
+    uses: list[SourceUse]
 
 
-class Mixture(TypedDict):
+class MixtureInspection(TypedDict):
     """The output of `apertus inspect` for a mixture."""
 
     name: str
@@ -51,7 +51,7 @@ class Mixture(TypedDict):
     first: list[str]  # sources of the first samples
 
 
-def collect(plan: Plan, node: Node, options: Options) -> Mixture:
+def collect(plan: Plan, node: Node, options: Options) -> MixtureInspection:
     """The sources, and what the first samples draw from them. SpecError if the mixture has not been made."""
     from apertus_model.data.order.mixture import BLOCK, MixtureOrder
 
@@ -69,7 +69,7 @@ def collect(plan: Plan, node: Node, options: Options) -> Mixture:
     for index, entry in enumerate(entries):
         name = names[entry.fingerprint]
         uses = [
-            cast(Use, {fact: getattr(usage, fact) for fact in Use.__annotations__})
+            cast(SourceUse, {fact: getattr(usage, fact) for fact in SourceUse.__annotations__})
             for usage in plan.source_usage
             if usage.source == name and usage.stage in readers
         ]
@@ -103,7 +103,7 @@ def _stage(plan: Plan, segment: Node) -> str:
     return plan.graph.nodes[segment.inputs["mixture"].name].stage
 
 
-def show(console: Console, mixture: Mixture) -> None:
+def show(console: Console, mixture: MixtureInspection) -> None:
     sources, samples = counted(len(mixture["sources"]), "source"), counted(mixture["samples"], "sample")
     title = f"mixture {mixture['name']}, seed {mixture['seed']}: {sources} over the first {samples}"
     numbers = ("weight", "asked", "realised", "off by", "bound", "tokens")

@@ -39,7 +39,7 @@ class Input:
     step: int | None = None  # of a checkpoint
 
     @classmethod
-    def stored(cls, input_: documents.Input) -> Input:
+    def stored(cls, input_: documents.InputRecord) -> Input:
         """An input as an artifact in the store states it."""
         kind, _, fingerprint = (input_.place or f"{input_.kind}/{input_.fingerprint}").rpartition("/")
         return cls(kind, fingerprint, input_.name or input_.place or fingerprint[:8], step=input_.step)

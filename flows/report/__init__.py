@@ -18,7 +18,7 @@ from plotly.offline import get_plotlyjs
 from apertus_model.rehearsal.records import PartResult
 from flows.format import duration, quantity
 from flows.graph_layout import HEIGHT, WIDTH, draw
-from flows.languages import Language, filters_of, languages_of
+from flows.languages import LanguageCounts, filters_of, languages_of
 from flows.planning.plan import Plan
 from flows.rehearsal_tables import tables
 from flows.report import experiments, language_charts, result_charts, training_charts
@@ -104,7 +104,7 @@ def _asset(name: str) -> str:
     return files("flows.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def charts_of(run: RunContent, languages: dict[str, list[Language]]) -> dict[str, list[Figure]]:
+def charts_of(run: RunContent, languages: dict[str, list[LanguageCounts]]) -> dict[str, list[Figure]]:
     """The figures by section of the page. `languages`: of corpora, by part."""
     stages = Styles(
         [stage.name for stage in run.stages if any(part.node.steps for part in stage.parts)], STAGE_COLOURS

@@ -14,7 +14,7 @@ from statistics import correlation as stdlib_correlation
 from typing import NamedTuple
 
 from flows.format import in_full
-from flows.report.experiments import Experiment, FigurePoint, Measured, Points, front, mean, points_at
+from flows.report.experiments import Experiment, FigurePoint, Measurement, Points, front, mean, points_at
 from specs.errors import counted
 from specs.figures import Claim, FigureSpec
 
@@ -27,7 +27,7 @@ class Tested(NamedTuple):
 
     text: str
     claim: Claim
-    number: Measured | None  # None where nothing is stored yet
+    number: Measurement | None  # None where nothing is stored yet
     seeds: int  # of the seeds, or of the points of a correlation
     left_out: int = 0  # seeds of one series alone, or whose fronts reach no common part
 
@@ -107,14 +107,14 @@ def _on(axis: str, points: Sequence[FigurePoint]) -> list[float]:
     return [value.value for point in points if (value := getattr(point, axis)) is not None]
 
 
-def correlation(pairs: Sequence[tuple[float, float]]) -> Measured | None:
+def correlation(pairs: Sequence[tuple[float, float]]) -> Measurement | None:
     """Pearson's correlation with its 95% interval by Fisher's transformation; None for fewer than four points
     or where all are equal on an axis."""
     if len(pairs) < 4 or any(len(set(values)) == 1 for values in zip(*pairs, strict=True)):
         return None
     r = max(-LARGEST, min(LARGEST, stdlib_correlation(*zip(*pairs, strict=True))))
     middle, spread = math.atanh(r), NormalDist().inv_cdf(0.975) / math.sqrt(len(pairs) - 3)
-    return Measured(r, math.tanh(middle - spread), math.tanh(middle + spread))
+    return Measurement(r, math.tanh(middle - spread), math.tanh(middle + spread))
 
 
 def front_distance(

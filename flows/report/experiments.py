@@ -26,7 +26,7 @@ Metrics = Mapping[str, Mapping[str, float]]
 """Stage -> the numbers of its result, `val_loss` among them if it was measured at the stage's end."""
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """A number, and its interval if it has one."""
 
     value: float
@@ -44,8 +44,8 @@ class FigurePoint:
 
     variant: str
     text: str  # label beside the point
-    x: Measured | None  # None for a bar
-    y: Measured
+    x: Measurement | None  # None for a bar
+    y: Measurement
 
 
 Points = Mapping[str, list[FigurePoint]]
@@ -88,7 +88,7 @@ def _means(spec: FigureSpec, series: str, points: Points) -> list[FigurePoint]:
         return _mean(spec, series, points)
     places = sorted({_place(point) for point in points[series]})
     means = [(place, _mean(spec, series, points_at(points, place))) for place in places]
-    return [replace(point, x=Measured(place)) for place, at_place in means for point in at_place]
+    return [replace(point, x=Measurement(place)) for place, at_place in means for point in at_place]
 
 
 def points_at(points: Points, place: float) -> dict[str, list[FigurePoint]]:
@@ -112,17 +112,17 @@ def _mean(spec: FigureSpec, series: str, points: Points) -> list[FigurePoint]:
 
 
 def _minus(point: FigurePoint, other: FigurePoint) -> FigurePoint:
-    x = Measured(point.x.value - other.x.value) if point.x is not None and other.x is not None else None
-    return FigurePoint(point.variant, point.text, x, Measured(point.y.value - other.y.value))
+    x = Measurement(point.x.value - other.x.value) if point.x is not None and other.x is not None else None
+    return FigurePoint(point.variant, point.text, x, Measurement(point.y.value - other.y.value))
 
 
-def mean(values: Sequence[float]) -> Measured:
+def mean(values: Sequence[float]) -> Measurement:
     """The mean with its 95% interval by Student's t; a single number has none."""
     middle, count = fmean(values), len(values)
     if count < 2:
-        return Measured(middle)
+        return Measurement(middle)
     spread = student_t(count - 1) * stdev(values) / math.sqrt(count)
-    return Measured(middle, middle - spread, middle + spread)
+    return Measurement(middle, middle - spread, middle + spread)
 
 
 def student_t(freedom: int) -> float:
@@ -146,7 +146,7 @@ def _points(spec: FigureSpec, variant: str, text: str, metrics: Metrics) -> Iter
         for place in places if times else ():
             y = _value(of_y, f"{before}{place}{after}")
             assert y is not None, "the name is one of these"
-            yield FigurePoint(variant, text, Measured(place * times), y)
+            yield FigurePoint(variant, text, Measurement(place * times), y)
         return
     y = _value(of_y, spec.y.metric)
     x = _value(_of(spec.x, variant, metrics), spec.x.metric) if spec.x.metric else None
@@ -158,10 +158,10 @@ def _of(axis: Axis, variant: str, metrics: Metrics) -> Mapping[str, float]:
     return numbers(metrics.get(axis.stage.replace(VARIANT, variant), {}))
 
 
-def _value(metrics: Mapping[str, float], name: str) -> Measured | None:
+def _value(metrics: Mapping[str, float], name: str) -> Measurement | None:
     if name not in metrics:
         return None
-    return Measured(metrics[name], metrics.get(f"{name}/low"), metrics.get(f"{name}/high"))
+    return Measurement(metrics[name], metrics.get(f"{name}/low"), metrics.get(f"{name}/high"))
 
 
 def front(points: list[FigurePoint], x_better: str | None, y_better: str | None) -> list[FigurePoint]:

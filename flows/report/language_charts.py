@@ -11,7 +11,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from flows.format import quantity
-from flows.languages import KEPT, Language, filters_of
+from flows.languages import KEPT, LanguageCounts, filters_of
 from flows.report.figures import (
     SERIES_COLOURS,
     Entry,
@@ -31,14 +31,14 @@ ROW, MARGIN = 22, 84  # pixels
 REFERENCE = {"type": "line", "xref": "x", "yref": "paper", "x0": 1, "x1": 1, "y0": 0, "y1": 1}
 
 
-def outcomes(corpora: Mapping[str, list[Language]]) -> list[Figure]:
+def outcomes(corpora: Mapping[str, list[LanguageCounts]]) -> list[Figure]:
     """For each corpus with languages, bars: the shares of documents kept, and removed by each filter."""
     names = filters_of(language for languages in corpora.values() for language in languages)
     look = Styles([KEPT, *names], (SERIES_COLOURS[2], *SERIES_COLOURS[:2], *SERIES_COLOURS[3:]))
     return [_outcomes_of(corpus, languages, look) for corpus, languages in corpora.items() if languages]
 
 
-def _outcomes_of(corpus: str, languages: list[Language], look: Styles) -> Figure:
+def _outcomes_of(corpus: str, languages: list[LanguageCounts], look: Styles) -> Figure:
     rows = [label(f"{row.language or 'not stated'} ({quantity(row.documents)})") for row in languages]
     counts = {KEPT: [row.kept for row in languages]}
     counts |= {name: [row.removed[name] for row in languages] for name in filters_of(languages)}

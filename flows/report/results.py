@@ -44,7 +44,7 @@ class Rewards:
 
 
 @dataclass(frozen=True)
-class Completion:
+class ShownCompletion:
     model: str
     text: str
     reward: float | None
@@ -56,7 +56,7 @@ class Prompt:
 
     id: str
     text: str
-    completions: list[Completion] = field(default_factory=list)
+    completions: list[ShownCompletion] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def read_samples(document: Any) -> list[Prompt]:
         prompts.append(Prompt(_text(entry.get("id"), ""), _text(entry.get("prompt"), "")))
         for row in _rows(entry, "completions"):
             model, text = _text(row.get("model"), "model"), _text(row.get("text"), "")
-            prompts[-1].completions.append(Completion(model, text, number(row.get("reward"))))
+            prompts[-1].completions.append(ShownCompletion(model, text, number(row.get("reward"))))
     return prompts
 
 

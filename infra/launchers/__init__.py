@@ -16,7 +16,7 @@ from infra.launchers.local import Ended, Process
 from infra.launchers.ray_job import stage_needs
 from infra.launchers.ray_process import RayProcess
 from infra.launchers.slurm_job import SlurmJob
-from infra.ray_cluster import Needs, worker_needs
+from infra.ray_cluster import ClusterNeeds, worker_needs
 from infra.slurm import SlurmError
 from specs.job import Job, ProgressRow
 from specs.launch import Launch
@@ -62,7 +62,7 @@ def launch_job(
 
 def needs_of_ray(
     launch: Launch, profile: Profile, gpus: int, *, distributed: bool, in_units: bool
-) -> Needs | None:
+) -> ClusterNeeds | None:
     """What an attempt that `launch_job` makes of the same, or a worker of it, asks of a Ray cluster; None if
     it does not use one. `gpus`: those of the job."""
     if in_units and launch.executor == "ray":

@@ -36,7 +36,7 @@ from infra.launchers.local import (
 from infra.liveness import python_path
 from infra.ray_cluster import (
     PATIENCE_SECONDS,
-    Needs,
+    ClusterNeeds,
     check_node,
     connection,
     lost_in_words,
@@ -133,7 +133,9 @@ class NodeProcess:
         self._ends.close()
 
 
-def stage_needs(launch: Launch, profile: Profile, gpus: int, *, distributed: bool, in_units: bool) -> Needs:
+def stage_needs(
+    launch: Launch, profile: Profile, gpus: int, *, distributed: bool, in_units: bool
+) -> ClusterNeeds:
     """What a stage asks of the cluster. `gpus`: of the model that a stage of one process holds, or that each
     of its workers holds, of which there are by default as many as a node has room for."""
     nodes, cpus, workers = 1, 1, 1
@@ -143,7 +145,7 @@ def stage_needs(launch: Launch, profile: Profile, gpus: int, *, distributed: boo
     elif in_units and gpus:
         workers = launch.workers_of_node(profile.gpus_per_node, gpus)
     held = gpus * workers if profile.ray.gpus else 0
-    return Needs(profile.ray.cpus_per_node or cpus, held, nodes=nodes)
+    return ClusterNeeds(profile.ray.cpus_per_node or cpus, held, nodes=nodes)
 
 
 class RayJob(ClusterJob):

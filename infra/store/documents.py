@@ -63,7 +63,7 @@ class Format(Foreign):
     format: Count
 
 
-class Input(Foreign):
+class InputRecord(Foreign):
     """An input that an artifact was made from."""
 
     kind: str  # the kind of the artifact; `external`: documents outside the store
@@ -101,7 +101,7 @@ class Identity(Foreign):
     fingerprint: str
     name: str
     spec: Annotated[Document, _With(HashedFields)]
-    inputs: dict[str, Input]  # by role
+    inputs: dict[str, InputRecord]  # by role
 
     @property
     def computed_fingerprint(self) -> str:
@@ -127,7 +127,7 @@ class Metrics(Foreign):
     train: Split = Field(default_factory=Split)
 
 
-class Facts(Foreign):
+class CheckpointFacts(Foreign):
     """The facts of a checkpoint that are read by programs other than the one that continues training."""
 
     validation: dict[str, float] | None = None
@@ -166,7 +166,7 @@ class CheckpointMarker(Foreign):
     attempts: list[str] = Field(default_factory=list)  # those that led to the checkpoint, with this one
     folder: StorePath  # in the attempt
     files: dict[StorePath, FileRecord]  # by name in that folder
-    facts: Annotated[Document, _With(Facts)]
+    facts: Annotated[Document, _With(CheckpointFacts)]
     history: list[LocatedRecord] = Field(default_factory=list)  # rows of metrics, below `attempts/`
     seconds: Seconds
     created: str = ""
@@ -180,7 +180,7 @@ class Manifest(Foreign):
     fingerprint: str = ""
     name: str = ""
     spec: Document = Field(default_factory=dict)
-    inputs: dict[str, Input] = Field(default_factory=dict)
+    inputs: dict[str, InputRecord] = Field(default_factory=dict)
     attempt: SingleName
     files: dict[StorePath, LocatedRecord | FileRecord]  # by name in the attempt; a unit's states its place
     metrics: Annotated[Document, _With(Metrics)]
@@ -235,7 +235,7 @@ class RunEnd(Foreign):
     seconds: float
 
 
-class Run(Foreign):
+class RunDocument(Foreign):
     """`runs/<pipeline>/<time>.json`."""
 
     parts: dict[str, RunPart]

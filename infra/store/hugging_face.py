@@ -42,7 +42,7 @@ from specs.hugging_face import HuggingFaceError, model_of, other_architecture
 from specs.hugging_face_files import (
     Card,
     Config,
-    Generation,
+    GenerationConfig,
     Index,
     OtherConfig,
     Stored,
@@ -140,7 +140,7 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
     sizes = {str(e["name"]).rsplit("/", 1)[-1]: int(e.get("size") or 0) for e in fs.ls(root, detail=True)}
     names = list(sizes)
     files = _weight_files(url, names, lambda: stated(Index, INDEX, MAX_BYTES))
-    generation = stated(Generation, "generation_config.json")
+    generation = stated(GenerationConfig, "generation_config.json")
     ends = (generation if "eos_token_id" in generation.model_fields_set else settings).eos_token_id
     turn = {token.id for token in added if token.content == END_OF_TURN}
     weight_bytes = sum(sizes[name] for name in files if name.endswith(".safetensors"))

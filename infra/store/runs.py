@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from infra.store.documents import Run, RunEnd, RunPart
+from infra.store.documents import RunDocument, RunEnd, RunPart
 from infra.store.store import PROTECTED, Store, StoreError
 from specs.foreign import ForeignError, checked
 
@@ -81,7 +81,7 @@ def read(store: Store, run: str, stamp: str) -> RunRecord:
     """Reads a record. StoreError when it is damaged."""
     path = f"{FOLDER}/{run}/{stamp}.json"
     try:
-        stored = checked(Run, store.read_json(path))
+        stored = checked(RunDocument, store.read_json(path))
     except ForeignError as error:
         fix = f"remove it, or forget the run '{run}'"
         raise StoreError(f"{store.where(path)} is not the record of a run: {error}; {fix}") from error
@@ -97,7 +97,7 @@ def write(
     end: RunEnd | None = None,
 ) -> None:
     """Records a start of a run, or its end; `parts`, `spec` and `end` as in `RunRecord`."""
-    document = Run(
+    document = RunDocument(
         parts={name: RunPart(path=path, step=step) for name, (path, step) in parts.items()}, spec=spec
     )
     if end is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from apertus_model.data.corpora import tallies
-from flows.languages import KEPT, Language, filters_of, languages_of
+from flows.languages import KEPT, LanguageCounts, filters_of, languages_of
 
 
 def test_what_was_read_is_what_was_kept_and_what_each_filter_removed() -> None:
@@ -23,8 +23,8 @@ def test_what_was_read_is_what_was_kept_and_what_each_filter_removed() -> None:
     }
     found = languages_of(metrics)
     assert found == [
-        Language("deu_Latn", 10, {"robots": 0, "length": 3, "score": 0}, 7, 1234),
-        Language("", 2, {"robots": 2, "length": 0, "score": 0}, 0, 0),
+        LanguageCounts("deu_Latn", 10, {"robots": 0, "length": 3, "score": 0}, 7, 1234),
+        LanguageCounts("", 2, {"robots": 2, "length": 0, "score": 0}, 0, 0),
     ]
     assert filters_of(found) == ["robots", "length"]
 
@@ -35,11 +35,14 @@ def test_what_was_read_is_what_was_kept_and_what_each_filter_removed() -> None:
         (None, []),
         ([1], []),
         ({"de": 3}, []),
-        ({"de": {"kept": 3, "length": {"documents": "many"}}}, [Language("de", 0, {"length": 0}, 0, 0)]),
-        ({"de": {"kept": {"documents": -1, "tokens": True}}}, [Language("de", 0, {}, 0, 0)]),
+        (
+            {"de": {"kept": 3, "length": {"documents": "many"}}},
+            [LanguageCounts("de", 0, {"length": 0}, 0, 0)],
+        ),
+        ({"de": {"kept": {"documents": -1, "tokens": True}}}, [LanguageCounts("de", 0, {}, 0, 0)]),
     ],
 )
-def test_what_has_another_form_is_left_out(value: Any, expected: list[Language]) -> None:
+def test_what_has_another_form_is_left_out(value: Any, expected: list[LanguageCounts]) -> None:
     assert languages_of({"languages": value}) == expected
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from apertus_model.rehearsal import fake_cuda
-from apertus_model.rehearsal.records import Task
+from apertus_model.rehearsal.records import RankTask
 from apertus_model.trainer.config import trainer_config
 from apertus_model.trainer.lifecycle import Lifecycle
 from flows.execution.rehearsal import run_ranks
@@ -86,7 +86,7 @@ def test_a_step_of_the_8b_takes_what_is_predicted(compiled: bool, tmp_path: Path
     measured("peak memory", f"{found.peak / 1e9:.1f} GB")
     if compiled or not fake_cuda.possible():
         return
-    task = Task(
+    task = RankTask(
         kind="pretrain", segment=spec.model_dump(mode="json"), world_size=1, rank=0, gpu=name, gpus_per_node=8
     )
     expected = run_ranks([task])[0].rehearsed

@@ -18,7 +18,7 @@ from infra.ray_cluster import (
     CLIENT_QUESTION,
     FORK_FAILED,
     QUESTION,
-    Needs,
+    ClusterNeeds,
     connect,
     connection,
     lost_in_words,
@@ -137,11 +137,17 @@ def test_what_has_room_is_told_from_what_has_none(ray_address: str) -> None:
     with connection(RayProfile(address=ray_address)) as ray:
         fits = {
             needs: needs.fit(ray)
-            for needs in (Needs(1), Needs(2), Needs(1, nodes=2), Needs(1, nodes=3), Needs(1, gpus=1))
+            for needs in (
+                ClusterNeeds(1),
+                ClusterNeeds(2),
+                ClusterNeeds(1, nodes=2),
+                ClusterNeeds(1, nodes=3),
+                ClusterNeeds(1, gpus=1),
+            )
         }
     assert list(fits.values()) == [True, False, True, False, False]
-    assert str(Needs(2, 1, 2**30, nodes=3)) == "3 nodes with 2 CPUs, 1 GPUs, 1.0 GiB"
-    assert str(Needs(2)) == "a worker with 2 CPUs, 0 GPUs, 0.0 GiB"
+    assert str(ClusterNeeds(2, 1, 2**30, nodes=3)) == "3 nodes with 2 CPUs, 1 GPUs, 1.0 GiB"
+    assert str(ClusterNeeds(2)) == "a worker with 2 CPUs, 0 GPUs, 0.0 GiB"
 
 
 def test_a_lost_actor_is_told_in_words_without_ids_and_advice() -> None:

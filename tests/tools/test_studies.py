@@ -7,16 +7,16 @@ from xml.etree import ElementTree
 import pytest
 
 from flows.report.claims import Tested
-from flows.report.experiments import Measured
+from flows.report.experiments import Measurement
 from specs.figures import Claim, FigureSpec
 from specs.pipeline import Pipeline
 from specs.recipe import load
 from tools.studies import PAGE, RECIPES, Number, Result, Study, identity, page, picture, recorded
 
 CLAIM = Claim(paper="0.1 <less>", of="B", than="A", expected="below")
-SHOWN = Tested("B is <better> than A", CLAIM, Measured(-2.0, -3.0, -1.0), 3)
-LARGE = Tested("B is <better> than A", CLAIM, Measured(-2.0, -3.0, 1234.0), 3)
-LEVEL = Tested("B is <better> than A", CLAIM, Measured(1.0, -1.0, 3.0), 3)
+SHOWN = Tested("B is <better> than A", CLAIM, Measurement(-2.0, -3.0, -1.0), 3)
+LARGE = Tested("B is <better> than A", CLAIM, Measurement(-2.0, -3.0, 1234.0), 3)
+LEVEL = Tested("B is <better> than A", CLAIM, Measurement(1.0, -1.0, 3.0), 3)
 
 
 def study(*machines: tuple[Tested, ...]) -> Study:

@@ -20,14 +20,14 @@ from apertus_model.evaluation.harness.tasks import HarnessError
 from apertus_model.tokenizer_files import open_folder
 
 
-class Asked(NamedTuple):
+class TaskRequests(NamedTuple):
     """The requests of one task and of one type, in the harness's order."""
 
     kind: str  # loglikelihood, loglikelihood_rolling or generate_until
     arguments: list[Sequence[Any]]
 
 
-Answering = Callable[[list[Asked]], list[list[Any]]]
+Answering = Callable[[list[TaskRequests]], list[list[Any]]]
 """A function that answers all requests, in their order."""
 
 
@@ -70,7 +70,9 @@ class Collector(LM):
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
         """The answers to requests of any type."""
         if not self._answers:
-            asked = [Asked(some[0].request_type, [request.args for request in some]) for some in self._asked]
+            asked = [
+                TaskRequests(some[0].request_type, [request.args for request in some]) for some in self._asked
+            ]
             for some, answers in zip(self._asked, self._answering(asked), strict=True):
                 for request, answer in zip(some, answers, strict=True):
                     self._answers.setdefault(id(request), deque()).append(answer)

@@ -20,7 +20,7 @@ from flows.planning.estimate.inference import (
     not_counted,
     spent_of,
 )
-from flows.planning.estimate.storage import Requests
+from flows.planning.estimate.storage import StorageRequests
 from flows.planning.estimate.time_and_cost import Span, spans
 from flows.planning.estimate.training import PartEstimate, StageEstimate, part_estimate
 from flows.planning.estimate.work import Known
@@ -83,7 +83,7 @@ class Estimates:
         documents = [stage.to_json() for stage in self.stages.values()]
         stored = sum(part.checkpoints.kept * part.checkpoints.bytes for part in self.parts)
         each = [part.requests.times(part.checkpoints.written) for part in self.parts]
-        requests = Requests(*map(sum, zip(Requests(0, 0, 0, 0, 0), *each, strict=True)))
+        requests = StorageRequests(*map(sum, zip(StorageRequests(0, 0, 0, 0, 0), *each, strict=True)))
         price = self.cluster.storage_price if self.cluster else None
         asked = self._inference_totals()
         sums = ("tokens", "sequences", "steps", "recomputed_flops", "masked_labels")

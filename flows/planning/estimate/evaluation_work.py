@@ -8,13 +8,13 @@ from flows.planning.estimate import flops
 from flows.planning.estimate.sampling_work import answers
 from flows.planning.estimate.work import (
     SOURCES,
-    Asked,
     Count,
     Decoding,
     Known,
+    ModelWork,
     NotCounted,
     Number,
-    Work,
+    SuiteRequests,
     weakest,
 )
 from flows.planning.graph import Node
@@ -44,15 +44,15 @@ def _held_out(known: Known, node: Node, length: int, samples: int) -> list[Numbe
     return sequences
 
 
-def _scored(known: Known, node: Node, model: ModelSpec, length: int, samples: int) -> Work:
+def _scored(known: Known, node: Node, model: ModelSpec, length: int, samples: int) -> ModelWork:
     rows = _held_out(known, node, length, samples)
     number = sum(count.value for count in rows)
     tokens = number * length
     source = weakest([count.source for count in rows] or [SOURCES[0]])
-    return Work(number, tokens, 0, flops.scored(model, tokens, length), source=source)
+    return ModelWork(number, tokens, 0, flops.scored(model, tokens, length), source=source)
 
 
-def _evaluation(known: Known, node: Node) -> Work | None:
+def _evaluation(known: Known, node: Node) -> ModelWork | None:
     part = cast(EvaluatePart, node.part)
     if part.model is None:  # the parts before it ask a model of another architecture
         return None
@@ -63,20 +63,20 @@ def _evaluation(known: Known, node: Node) -> Work | None:
         texts = part.canaries.count * min(part.memorisation.exposure.alternatives + 1, part.canaries.space)
         length = part.canaries.longest  # a token has a byte or more
         operations = flops.scored(part.model, texts * length, length)
-        work += Work(texts, texts * length, 0, operations, source="at most")
+        work += ModelWork(texts, texts * length, 0, operations, source="at most")
     if "completions" in node.inputs and part.against_model is not None:
         work += _divergence(known, node, (part.model, part.against_model))
     return work if work.requests else None
 
 
-def _continuations(known: Known, node: Node) -> Work:
+def _continuations(known: Known, node: Node) -> ModelWork:
     """The work of continuing every probe from each prefix at each offset."""
     part, model = cast(ContinuationsPart, node.part), known.model(node)
     probes = _probes(known, known.input(node, "probes"), part.planted)
     each, new = probes.value * len(part.offsets), part.sampling.max_new_tokens
     requests, prefix = each * len(part.prefixes), fmean(part.prefixes)
     own = part.sampling.engine == "transformers"
-    return Work(
+    return ModelWork(
         requests=requests,
         read_tokens=requests * prefix,
         sampled_tokens=requests * new,
@@ -102,17 +102,17 @@ def _probes(known: Known, corpus: Node, name: str | None) -> Number:
     return Number(len(process.repeats.buckets) * process.repeats.per_bucket, "declared")
 
 
-def _divergence(known: Known, node: Node, models: tuple[ModelSpec, ModelSpec]) -> Work:
+def _divergence(known: Known, node: Node, models: tuple[ModelSpec, ModelSpec]) -> ModelWork:
     """The work of both models, which read the answers of the first."""
     sequences, tokens = answers(known, known.input(node, "completions"))
     tokens_read = sequences.value * tokens.value
     length = max(1, round(tokens.value))
     operations = sum(flops.scored(model, tokens_read, length) for model in models)
     source = weakest([sequences.source, tokens.source])
-    return Work(sequences.value, 2 * tokens_read, 0, operations, source=source)
+    return ModelWork(sequences.value, 2 * tokens_read, 0, operations, source=source)
 
 
-def _harness(known: Known, node: Node) -> Work:
+def _harness(known: Known, node: Node) -> ModelWork:
     """The work of a suite: its stored requests, else the declared ones, with the declared length or with that
     in the suite's last run, which may have asked only a sample."""
     part, model = cast(HarnessPart, node.part), known.model(node)
@@ -120,7 +120,7 @@ def _harness(known: Known, node: Node) -> Work:
     asked = stored or _expected(known, node)
     tokens, new = asked.read_tokens / asked.requests, asked.sampled_tokens / asked.requests
     at_once = MOST_ROWS if part.engine == "transformers" else REQUESTS_PER_UNIT["generate_until"]
-    return Work(
+    return ModelWork(
         requests=asked.requests,
         read_tokens=asked.read_tokens,
         sampled_tokens=asked.sampled_tokens,
@@ -132,30 +132,30 @@ def _harness(known: Known, node: Node) -> Work:
     )
 
 
-def _expected(known: Known, node: Node) -> Asked:
+def _expected(known: Known, node: Node) -> SuiteRequests:
     expected, last = cast(HarnessPart, node.part).suite.expected, _asked(known, node)
     if expected is None:
         raise NotCounted("requests (expected of the suite)")
     number = expected.requests
     if expected.tokens is not None:
-        return Asked(number, number * expected.tokens, number * expected.new_tokens)
+        return SuiteRequests(number, number * expected.tokens, number * expected.new_tokens)
     if last is None:
         raise NotCounted("tokens of requests (expected.tokens of the suite)")
     scale = number / last.requests
-    return Asked(number, last.read_tokens * scale, last.sampled_tokens * scale)
+    return SuiteRequests(number, last.read_tokens * scale, last.sampled_tokens * scale)
 
 
-def _asked(known: Known, node: Node, *, same: bool = False) -> Asked | None:
+def _asked(known: Known, node: Node, *, same: bool = False) -> SuiteRequests | None:
     """The recorded requests of a stored suite, and their tokens; None if it had no requests, or if one of the
     numbers is missing."""
     manifest = known.manifest(node, same=same)
     asked = manifest.facts.get("asked") if manifest is not None else None
-    if not isinstance(asked, dict) or not all(is_number(asked.get(name)) for name in Asked._fields):
+    if not isinstance(asked, dict) or not all(is_number(asked.get(name)) for name in SuiteRequests._fields):
         return None
-    return Asked(*(asked[name] for name in Asked._fields)) if asked["requests"] else None
+    return SuiteRequests(*(asked[name] for name in SuiteRequests._fields)) if asked["requests"] else None
 
 
-def _probe(known: Known, node: Node) -> Work:
+def _probe(known: Known, node: Node) -> ModelWork:
     """The work of one pass for the loss and, for every vector, of two passes with three times as many
     operations each."""
     part = cast(ProbePart, node.part)

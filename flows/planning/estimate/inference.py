@@ -15,7 +15,7 @@ from flows.planning.estimate import time_and_cost
 from flows.planning.estimate.decode_time import Replica, decode_seconds
 from flows.planning.estimate.evaluation_work import EVALUATION
 from flows.planning.estimate.sampling_work import SAMPLING
-from flows.planning.estimate.work import Count, Known, NotCounted, Work, weakest
+from flows.planning.estimate.work import Count, Known, ModelWork, NotCounted, weakest
 from flows.planning.graph import Node
 from specs.cluster import Cluster
 from specs.launch import Launch
@@ -31,7 +31,7 @@ class PartInference:
     """The estimate of one part that samples or scores."""
 
     node: Node
-    work: Work
+    work: ModelWork
     gpus: int
     time_source: str | None  # measured, roofline, or None where it is unknown
     spent: time_and_cost.Spent
@@ -149,7 +149,7 @@ def infer(known: Known, cluster: Cluster | None, measured: dict[str, float]) -> 
     return {name: StageInference(kinds[name], parts, cluster) for name, parts in stages.items()}
 
 
-def work_of(known: Known, node: Node) -> Work | None:
+def work_of(known: Known, node: Node) -> ModelWork | None:
     """The work that a part asks of its model; None for a part that asks no model."""
     count = COUNTS.get(type(node.part))
     if count is None:
@@ -157,11 +157,11 @@ def work_of(known: Known, node: Node) -> Work | None:
     try:
         return count(known, node)
     except NotCounted as error:
-        return Work(missing=str(error))
+        return ModelWork(missing=str(error))
 
 
 def _estimated(
-    node: Node, work: Work, known: Known, cluster: Cluster | None, measured: dict[str, float]
+    node: Node, work: ModelWork, known: Known, cluster: Cluster | None, measured: dict[str, float]
 ) -> PartInference:
     gpus, seconds, source = gpus_of(node.part, node.launch, cluster), None, None
     if cluster is not None and work.requests:
@@ -174,7 +174,9 @@ def _estimated(
     return PartInference(node, work, gpus, source if seconds is not None else None, spent)
 
 
-def _seconds(node: Node, work: Work, cluster: Cluster, measured: dict[str, float], gpus: int) -> float | None:
+def _seconds(
+    node: Node, work: ModelWork, cluster: Cluster, measured: dict[str, float], gpus: int
+) -> float | None:
     mfu = time_and_cost.utilisation(node, cluster, measured).value
     if mfu is None:
         return None
@@ -194,7 +196,7 @@ def _seconds(node: Node, work: Work, cluster: Cluster, measured: dict[str, float
     return seconds + more * idle if more is not None else None
 
 
-def _measured_seconds(node: Node, work: Work, known: Known, cluster: Cluster, gpus: int) -> float | None:
+def _measured_seconds(node: Node, work: ModelWork, known: Known, cluster: Cluster, gpus: int) -> float | None:
     """The seconds of completions, by the tokens per second and GPU of a worker in their stored result or in
     that of the last run; None without such a measurement, or if an MFU is stated."""
     mfu_stated = cluster.mfu != "measured" or node.launch.mfu is not None

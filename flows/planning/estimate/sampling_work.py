@@ -4,7 +4,7 @@ from typing import NamedTuple, cast
 
 from flows.planning.estimate import flops
 from flows.planning.estimate.corpus_work import BYTES_PER_TOKEN, documents_of, folder_at
-from flows.planning.estimate.work import Count, Decoding, Known, NotCounted, Number, Work, weakest
+from flows.planning.estimate.work import Count, Decoding, Known, ModelWork, NotCounted, Number, weakest
 from flows.planning.graph import Node
 from infra.store.hugging_face import stored_model
 from specs.capabilities import WIDTHS
@@ -74,7 +74,7 @@ def _sizes(known: Known, node: Node) -> tuple[Number, Number]:
     return prompt, completion
 
 
-def _completions(known: Known, node: Node) -> Work:
+def _completions(known: Known, node: Node) -> ModelWork:
     """The work of sampling. vLLM reads a prompt once for all of its completions, transformers once for each;
     transformers computes greedy completions once and copies them."""
     sampling = cast(CompletionsPart, node.part).sampling
@@ -83,7 +83,7 @@ def _completions(known: Known, node: Node) -> Work:
     prompts, (prompt, completion) = _prompts(known, known.input(node, "prompts")), _sizes(known, node)
     each = 1 if own and sampling.greedy else sampling.n
     sequences, reads = prompts.value * each, prompts.value * (each if own else 1)
-    return Work(
+    return ModelWork(
         requests=sequences,
         read_tokens=reads * prompt.value,
         sampled_tokens=sequences * completion.value,
@@ -110,7 +110,7 @@ def answers(known: Known, completions: Node) -> tuple[Number, Number]:
     return prompts._replace(value=prompts.value * sampling.n), tokens
 
 
-def _rewards(known: Known, node: Node) -> Work | None:
+def _rewards(known: Known, node: Node) -> ModelWork | None:
     """The work of scoring. A model reads every completion after its prompt: two operations per parameter and
     token. A judge reads the common beginning of its questions once, and two completions for a comparison."""
     reward, prompts = cast(RewardsPart, node.part).reward, known.input(node, "prompts")
@@ -133,7 +133,7 @@ def _rewards(known: Known, node: Node) -> Work | None:
         best = reward.judge.pairwise.best
         compared = best * (best - 1) * _prompts(known, prompts).value
         count, total = count + compared, total + 2 * compared * tokens.value
-    return Work(
+    return ModelWork(
         requests=count,
         read_tokens=total,
         forward_flops=round(2 * parameters * total),
@@ -143,7 +143,7 @@ def _rewards(known: Known, node: Node) -> Work | None:
     )
 
 
-def _labelled_pairs(known: Known, node: Node) -> Work | None:
+def _labelled_pairs(known: Known, node: Node) -> ModelWork | None:
     if cast(EvaluateRewardPart, node.part).reward.function is not None:
         return None
     raise NotCounted("labelled pairs and their lengths")
@@ -176,7 +176,7 @@ def _reward_model(known: Known, node: Node) -> tuple[float, int]:
     return reward.parameters, WIDTHS["bfloat16"]
 
 
-def _log_probabilities(known: Known, node: Node) -> Work:
+def _log_probabilities(known: Known, node: Node) -> ModelWork:
     """The work of scoring the packed rows of the pairs, which have two sequences each."""
     part, pairs = cast(LogProbabilitiesPart, node.part), known.input(node, "pairs")
     if not isinstance(pairs.part, PairsPart):
@@ -189,7 +189,7 @@ def _log_probabilities(known: Known, node: Node) -> Work:
         sequences = Number(stored, "measured")
     each = min(tokens.value, pairs.part.max_tokens)
     rows = -(-sequences.value * each // part.sequence_length)
-    return Work(
+    return ModelWork(
         requests=sequences.value,
         read_tokens=rows * part.sequence_length,
         forward_flops=flops.scored(part.model, rows * part.sequence_length, part.sequence_length),
@@ -198,11 +198,11 @@ def _log_probabilities(known: Known, node: Node) -> Work:
     )
 
 
-def _teacher_tokens(known: Known, node: Node) -> Work:
+def _teacher_tokens(known: Known, node: Node) -> ModelWork:
     part = cast(TeacherTokensPart, node.part)
     tokens = part.samples * part.sequence_length
     operations = flops.scored(part.model, tokens, part.sequence_length)
-    return Work(part.samples, tokens, 0, operations, width=WIDTHS[part.precision.param])
+    return ModelWork(part.samples, tokens, 0, operations, width=WIDTHS[part.precision.param])
 
 
 class Encoding(NamedTuple):
@@ -213,7 +213,7 @@ class Encoding(NamedTuple):
     precision: str | None  # of matrix products; None: as stored
 
 
-def _encoder(known: Known, node: Node) -> Work | None:
+def _encoder(known: Known, node: Node) -> ModelWork | None:
     """The work of embedding or scoring documents with a Hugging Face encoder; None for a part that asks none.
 
         FLOPs of a token = 2 (parameters - words x width) + 4 layers x length x width
@@ -228,7 +228,7 @@ def _encoder(known: Known, node: Node) -> Work | None:
     model = stored_model(folder.url) if folder is not None else None
     sizes = (model.width, model.vocab_size, model.hidden_size, model.num_hidden_layers) if model else (None,)
     if folder is None or None in sizes:
-        return Work(missing="the sizes of the encoder (config.json)")
+        return ModelWork(missing="the sizes of the encoder (config.json)")
     width, words, hidden, layers = (size or 0 for size in sizes)
     held = sum(file.size for file in folder.files if file.path.endswith(".safetensors")) / width
     documents = documents_of(known.graph, node, BYTES_PER_TOKEN)
@@ -236,7 +236,7 @@ def _encoder(known: Known, node: Node) -> Work | None:
     tokens, manifest = min(each, reading.max_tokens), known.manifest(node)
     number = manifest.metrics.get("documents", documents.number) if manifest is not None else documents.number
     operations = 2 * (held - words * hidden) + 4 * layers * tokens * hidden
-    return Work(
+    return ModelWork(
         requests=number,
         read_tokens=number * tokens,
         forward_flops=round(number * tokens * operations),

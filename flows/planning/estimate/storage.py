@@ -138,7 +138,7 @@ def saving(
     return Saving(copy, upload, interval, best, lost, longest)
 
 
-class Requests(NamedTuple):
+class StorageRequests(NamedTuple):
     """Requests to object storage that write and remove checkpoints."""
 
     put: int
@@ -147,11 +147,11 @@ class Requests(NamedTuple):
     head: int
     delete: int
 
-    def times(self, number: int) -> Requests:
-        return Requests(*(number * count for count in self))
+    def times(self, number: int) -> StorageRequests:
+        return StorageRequests(*(number * count for count in self))
 
 
-def requests_of(processes: int, size: int) -> Requests:
+def requests_of(processes: int, size: int) -> StorageRequests:
     """The requests of a checkpoint of `size` bytes, from writing to deletion. It has a file per process, an
     index, rows of metrics, and the marker that commits it. A file of at least one part is uploaded in parts,
     with one request before and one after them and one for the digests of its pieces. The size of each file is
@@ -159,4 +159,6 @@ def requests_of(processes: int, size: int) -> Requests:
     numbers."""
     parts = parts_of(-(-size // processes))
     files = processes + 2
-    return Requests(put=processes * (parts + 3 if parts else 1) + 3, get=3, list=2, head=files, delete=files)
+    return StorageRequests(
+        put=processes * (parts + 3 if parts else 1) + 3, get=3, list=2, head=files, delete=files
+    )

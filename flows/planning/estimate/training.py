@@ -8,7 +8,7 @@ from typing import Any
 
 from flows.planning.estimate import flops, storage, time_and_cost
 from flows.planning.estimate.memory import Memory, memory_of_step
-from flows.planning.estimate.storage import Requests, requests_of
+from flows.planning.estimate.storage import StorageRequests, requests_of
 from flows.planning.graph import Node
 from specs.cluster import Cluster
 from specs.stages.training import Segment
@@ -27,7 +27,7 @@ class PartEstimate:
     memory: Memory
     checkpoints: storage.Checkpoints
     saving: storage.Saving
-    requests: Requests
+    requests: StorageRequests
 
     @property
     def segment(self) -> Segment:

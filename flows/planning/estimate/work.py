@@ -39,7 +39,7 @@ class Decoding(NamedTuple):
     tokens: float  # steps of a sequence
 
 
-class Work(NamedTuple):
+class ModelWork(NamedTuple):
     """The work that one part asks of its model."""
 
     requests: float = 0  # prompts, sequences or rows
@@ -52,7 +52,7 @@ class Work(NamedTuple):
     decoding: Decoding | None = None
     missing: str = ""  # what is not counted
 
-    def __add__(self, other: Work) -> Work:  # type: ignore[override]  # a sum of fields, not of tuples
+    def __add__(self, other: ModelWork) -> ModelWork:  # type: ignore[override]  # a sum of fields, not of tuples
         """The work of both, one after the other, with the width of the first."""
         return self._replace(
             requests=self.requests + other.requests,
@@ -70,7 +70,7 @@ class Opened(NamedTuple):
     dtype: str  # of its weights
 
 
-class Asked(NamedTuple):
+class SuiteRequests(NamedTuple):
     """The total requests of a suite of tasks, and their tokens."""
 
     requests: float
@@ -132,5 +132,5 @@ class Known:
         return Opened(part.shape, part.dtype)
 
 
-Count = Callable[[Known, Node], Work | None]
+Count = Callable[[Known, Node], ModelWork | None]
 """Returns the work of a part, None if it has none. Raises NotCounted if a number is not stated."""

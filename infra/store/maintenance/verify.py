@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from infra.store.documents import Lock, Protected, Run
+from infra.store.documents import Lock, Protected, RunDocument
 from infra.store.files.reader import CheckedFile, in_order
 from infra.store.inputs import ROWS, recorded_files
 from infra.store.reading.artifact import Artifact, quarantine
@@ -23,7 +23,7 @@ from infra.store.store import PROTECTED, Store
 from specs.foreign import Foreign, ForeignError, checked
 
 READERS = 8
-RECORDS: dict[str, type[Foreign]] = {"inputs": Lock, PROTECTED: Protected, "runs": Run}  # by folder
+RECORDS: dict[str, type[Foreign]] = {"inputs": Lock, PROTECTED: Protected, "runs": RunDocument}  # by folder
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from infra.store.documents import Identity, Input, Manifest
+from infra.store.documents import Identity, InputRecord, Manifest
 from infra.store.reading.artifact import Artifact
 from infra.store.reading.walk import reach
 from infra.store.store import Store, StoreError
@@ -41,7 +41,7 @@ class Ancestor:
         return {**self.recorded, **self.identity.spec}
 
     @property
-    def inputs(self) -> dict[str, Input]:
+    def inputs(self) -> dict[str, InputRecord]:
         return self.identity.inputs
 
     def source(self, role: str) -> dict[str, Any]:
@@ -78,11 +78,11 @@ class Ancestor:
         return self.manifest.metrics if self.manifest else {}
 
 
-Counts = Callable[[str, Input], bool]
+Counts = Callable[[str, InputRecord], bool]
 """A function that says whether an input is followed, by its role."""
 
 
-def of_weights(role: str, ref: Input) -> bool:
+def of_weights(role: str, ref: InputRecord) -> bool:
     """Whether the weights began as an input's: a parent, or a checkpoint merged or exported."""
     return ref.step is not None and role.split(":")[0] in ("parent", "checkpoint", "base")
 

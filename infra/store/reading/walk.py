@@ -15,7 +15,7 @@ from infra.store.documents import (
     CheckpointMarker,
     CheckpointUse,
     Identity,
-    Input,
+    InputRecord,
     Manifest,
     check,
     check_step,
@@ -111,7 +111,7 @@ class Contents:
         return {ref.fingerprint for ref in self._inputs if ref.place is None}
 
     @property
-    def _inputs(self) -> list[Input]:
+    def _inputs(self) -> list[InputRecord]:
         return list(self.identity.inputs.values()) if self.identity else []
 
     def used_up(self, marker: Marker) -> set[str]:

@@ -17,7 +17,7 @@ from infra.store.documents import (
     CheckpointMarker,
     Execution,
     Identity,
-    Input,
+    InputRecord,
     Manifest,
     Seconds,
     Unit,
@@ -93,7 +93,8 @@ class Attempt:
             name=self.job.node,
             spec=self.job.identity,
             inputs={
-                role: Input(**ref.model_dump(exclude_none=True)) for role, ref in self.job.inputs.items()
+                role: InputRecord(**ref.model_dump(exclude_none=True))
+                for role, ref in self.job.inputs.items()
             },
         )
 

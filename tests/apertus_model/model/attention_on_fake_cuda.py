@@ -47,7 +47,7 @@ from apertus_model.model import attention_choice
 from apertus_model.model.attention_choice import BACKENDS, AttentionBackendError, Setting, resolve_backend
 from apertus_model.model.model import model_config
 from apertus_model.model.parallelize import parallelize
-from apertus_model.rehearsal.observer import Observer
+from apertus_model.rehearsal.observer import StepObserver
 from apertus_model.trainer.loader import model_arguments
 from apertus_model.trainer.config import parallelism_config
 from specs.launch import Parallel
@@ -106,7 +106,7 @@ def trace(shape: list[int], backend: str, cp: int, sparse: SparseAttention | Non
 
 
 def main(shapes: list[list[int]]) -> dict[str, str]:
-    observer = Observer(RATES, "cuda")
+    observer = StepObserver(RATES, "cuda")
     patches.apply([
         *patches.world(SimpleNamespace(agree=None, send=None, receive=None)),
         *patches.values(observer.read, contextlib.nullcontext, observer.allocations.resized, print),

@@ -9,7 +9,7 @@ import torch
 
 from apertus_model.model.xielu import xielu
 from apertus_model.rehearsal.costs import FUSED, Costs, _lengths
-from apertus_model.rehearsal.observer import Observer
+from apertus_model.rehearsal.observer import StepObserver
 from apertus_model.rehearsal.rates import Rates
 
 RATES = Rates("H100", 8)
@@ -37,7 +37,7 @@ def step(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_each_operator_reads_its_tensors_and_writes_its_result(matrix: torch.Tensor) -> None:
-    observer = Observer(RATES, "cpu")
+    observer = StepObserver(RATES, "cpu")
     with observer:
         made = matrix.clone()
         observer.begin()
@@ -48,7 +48,7 @@ def test_each_operator_reads_its_tensors_and_writes_its_result(matrix: torch.Ten
 
 def test_fused_operators_read_what_was_there_and_write_what_is_left(matrix: torch.Tensor) -> None:
     """The first two: one matrix in, one out. The last: two in, one of them changed."""
-    observer = Observer(RATES, "cpu", fuses=True)
+    observer = StepObserver(RATES, "cpu", fuses=True)
     with observer:
         made = matrix.clone()
         observer.begin()
@@ -61,7 +61,7 @@ def test_fused_operators_read_what_was_there_and_write_what_is_left(matrix: torc
 
 
 def test_a_kernel_of_ours_is_not_fused_with_what_is_around_it(matrix: torch.Tensor) -> None:
-    observer, slope = Observer(RATES, "cpu", fuses=True), torch.zeros(1)
+    observer, slope = StepObserver(RATES, "cpu", fuses=True), torch.zeros(1)
     with observer:
         made = matrix.clone()
         observer.begin()
@@ -73,7 +73,7 @@ def test_a_kernel_of_ours_is_not_fused_with_what_is_around_it(matrix: torch.Tens
 
 def test_what_needs_a_whole_tensor_first_is_a_kernel_that_reads_it_again(matrix: torch.Tensor) -> None:
     """exp and its maximum: one in, one and a number out. The division: number and matrix in, one out."""
-    observer = Observer(RATES, "cpu", fuses=True)
+    observer = StepObserver(RATES, "cpu", fuses=True)
     with observer:
         made = matrix.clone()
         observer.begin()
@@ -85,7 +85,7 @@ def test_what_needs_a_whole_tensor_first_is_a_kernel_that_reads_it_again(matrix:
 
 
 def test_what_needs_a_row_first_is_the_same_kernel(matrix: torch.Tensor) -> None:
-    observer = Observer(RATES, "cpu", fuses=True)
+    observer = StepObserver(RATES, "cpu", fuses=True)
     with observer:
         made = matrix.clone()
         observer.begin()
@@ -98,7 +98,7 @@ def test_what_needs_a_row_first_is_the_same_kernel(matrix: torch.Tensor) -> None
 
 def test_the_same_of_the_same_values_is_computed_once_by_a_compiler(matrix: torch.Tensor) -> None:
     """What is changed in between is no longer the same."""
-    observer = Observer(RATES, "cpu", fuses=True)
+    observer = StepObserver(RATES, "cpu", fuses=True)
     with observer:
         made = matrix.clone()
         observer.begin()
@@ -116,7 +116,7 @@ def test_the_same_of_the_same_values_is_computed_once_by_a_compiler(matrix: torc
 
 
 def test_what_fuses_nothing_leaves_no_kernel(matrix: torch.Tensor) -> None:
-    observer = Observer(RATES, "cpu", fuses=True)
+    observer = StepObserver(RATES, "cpu", fuses=True)
     with observer:
         observer.begin()
         matrix @ matrix

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from apertus_model.rehearsal import fake_cuda
-from apertus_model.rehearsal.records import Rehearsed, Task
+from apertus_model.rehearsal.records import RankTask, Rehearsed
 from flows.execution.rehearsal import run_ranks
 from flows.planning.estimate import flops
 from specs.launch import Parallel
@@ -58,7 +58,7 @@ def spec_of(processes: int, parallel: Parallel, model: ModelSpec = WIDE, **chang
 
 
 def rehearsed(spec: Segment, processes: int, device: Any, rank: int = 0) -> Rehearsed:
-    task = Task(
+    task = RankTask(
         kind="pretrain", segment=spec.model_dump(mode="json"), world_size=processes, rank=rank, gpu="H100",
         gpus_per_node=8, device=device,
     )  # fmt: skip

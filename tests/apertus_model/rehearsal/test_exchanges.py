@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import all_gather_tensor, reduce_scatter_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from apertus_model.rehearsal.observer import Observer
+from apertus_model.rehearsal.observer import StepObserver
 from apertus_model.rehearsal.rates import Rates, hidden_seconds
 
 RATES, RANKS, SIDE = Rates("H100", 8), 4, 64
@@ -18,10 +18,10 @@ SIZE = 4 * SIDE * SIDE  # bytes of a matrix
 
 
 @pytest.fixture
-def observer() -> Iterator[Observer]:
+def observer() -> Iterator[StepObserver]:
     """The first of four ranks, whose peers do nothing, with real tensors."""
     dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
-    made = Observer(RATES, "cpu")
+    made = StepObserver(RATES, "cpu")
     with made:
         made.begin()
         yield made
@@ -29,7 +29,9 @@ def observer() -> Iterator[Observer]:
     dist.destroy_process_group()
 
 
-def test_bytes_are_those_of_the_whole_tensor_and_only_functional_ones_do_not_wait(observer: Observer) -> None:
+def test_bytes_are_those_of_the_whole_tensor_and_only_functional_ones_do_not_wait(
+    observer: StepObserver,
+) -> None:
     matrix = torch.ones(SIDE, SIDE)
     dist.all_reduce(matrix)
     dist.all_reduce(matrix)
@@ -47,7 +49,7 @@ def test_bytes_are_those_of_the_whole_tensor_and_only_functional_ones_do_not_wai
     assert not any(one.hidden_seconds for one in found.values())
 
 
-def test_products_hide_the_gather_of_their_input_until_nothing_is_left(observer: Observer) -> None:
+def test_products_hide_the_gather_of_their_input_until_nothing_is_left(observer: StepObserver) -> None:
     """The input of both products is a copy of what was gathered; the second hides what the first left."""
     assert dist.group.WORLD is not None
     observer.exchanges.overlapped = dist.group.WORLD.group_name
@@ -62,7 +64,7 @@ def test_products_hide_the_gather_of_their_input_until_nothing_is_left(observer:
     assert gather.hidden_seconds == first + hidden_seconds(gather.seconds - first, product, RANKS)
 
 
-def test_a_product_hides_the_reduction_of_its_result_and_no_other(observer: Observer) -> None:
+def test_a_product_hides_the_reduction_of_its_result_and_no_other(observer: StepObserver) -> None:
     assert dist.group.WORLD is not None
     observer.exchanges.overlapped = dist.group.WORLD.group_name
     matrix = torch.ones(SIDE, SIDE)

@@ -10,7 +10,7 @@ from typing import IO, Any
 import pytest
 
 from apertus_model.rehearsal import fake_cuda
-from apertus_model.rehearsal.records import Task
+from apertus_model.rehearsal.records import RankTask
 from flows.execution import rehearsal
 from flows.execution.rehearsal import run_ranks
 from infra.launchers.warm import ForkedStage, StageServer
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def task(rank: int = 0, **changes: Any) -> Task:
+def task(rank: int = 0, **changes: Any) -> RankTask:
     fields = segment(global_batch_size=4, end_step=1).model_dump(mode="json")
     facts = {"gpu": "H100", "gpus_per_node": 8, "world_size": 2} | changes
-    return Task(kind="pretrain", segment=fields, rank=rank, **facts)
+    return RankTask(kind="pretrain", segment=fields, rank=rank, **facts)
 
 
 def test_a_rank_counts_the_same_whatever_was_rehearsed_before() -> None:

@@ -70,7 +70,7 @@ def test_planning_again_waits_for_a_storage_that_is_away(
         ),
         (SpecError.of((), "too little data"), "failed", "too little data"),
         (StorageError("the storage failed 7 times"), "failed", "the storage failed 7 times"),
-        (pipeline.WorkerLost("the worker is gone"), "interrupted", "the worker is gone"),
+        (pipeline.DeploymentWorkerLost("the worker is gone"), "interrupted", "the worker is gone"),
         (pipeline.PipelineInterrupted("the time limit"), "interrupted", "the time limit"),
         (KeyboardInterrupt("Ctrl-C"), "interrupted", "Ctrl-C"),
         (KeyboardInterrupt(), "interrupted", "Ctrl-C"),
@@ -137,7 +137,7 @@ def test_a_run_is_cancelled_when_a_person_has_stopped_it_and_has_crashed_when_an
     ends: Callable[[BaseException], Any],
 ) -> None:
     assert ends(KeyboardInterrupt("Ctrl-C")).is_cancelled()
-    assert ends(pipeline.WorkerLost("the worker is gone")).is_crashed()
+    assert ends(pipeline.DeploymentWorkerLost("the worker is gone")).is_crashed()
     for error in (KeyboardInterrupt("SIGTERM"), KeyboardInterrupt(), pipeline.PipelineInterrupted("TERM")):
         with pytest.raises(type(error)):  # of which Prefect makes Crashed
             ends(error)

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from apertus_model.rehearsal.records import (
     KINDS,
-    Failure,
     PartResult,
     PeakMemory,
+    RankFailure,
     RankReport,
     RankResult,
     Rehearsed,
@@ -45,7 +45,7 @@ class Runs:
             synchronisations=[], operators=[], classes={}, bound=1.0, compute_seconds=1.0, waited_seconds=0.0,
             seconds=1.0,
         )  # fmt: skip
-        failure = Failure(error="ValueError: no such layout", place="") if peak < 0 else None
+        failure = RankFailure(error="ValueError: no such layout", place="") if peak < 0 else None
         report = RankReport(rank=0, rehearsed=None if failure else rehearsed, failure=failure)
         rank = RankResult(
             rank=0, pipeline_rank=0, planned_memory={}, memory_difference=None, planned_flops=1.0,

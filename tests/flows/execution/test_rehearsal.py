@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from apertus_model.rehearsal import fake_cuda
-from apertus_model.rehearsal.records import KINDS, Task
+from apertus_model.rehearsal.records import KINDS, RankTask
 from flows.cli.__main__ import app
 from flows.execution.rehearsal import Rehearsal, parts_to_rehearse, ranks_of, run_ranks, work_of
 from flows.planning.estimate import flops
@@ -165,8 +165,10 @@ def test_a_reward_model_builds_and_takes_the_memory_that_is_planned(lora: Lora |
     model = base.model.model_copy(update={"head": "reward", "n_layers": 4})
     fields = base.model_dump() | {"model": model, "loss": RewardLoss(), "lora": lora}
     spec = RewardSegment.model_validate(fields)
-    task = Task(kind="reward_model", segment=spec.model_dump(mode="json"), world_size=8, rank=0, gpu="H100",
-                gpus_per_node=8)  # fmt: skip
+    task = RankTask(
+        kind="reward_model", segment=spec.model_dump(mode="json"), world_size=8, rank=0, gpu="H100",
+        gpus_per_node=8,
+    )  # fmt: skip
     (report,) = run_ranks([task])
     found = report.rehearsed
     assert found is not None
@@ -208,7 +210,7 @@ def test_tasks_whose_steps_do_the_same_are_one(change: dict[str, Any], same: boo
     }
     assert changed != plain
     works = {
-        work_of(Task(kind="pretrain", segment=fields, world_size=8, rank=0, gpu="H100", gpus_per_node=8))
+        work_of(RankTask(kind="pretrain", segment=fields, world_size=8, rank=0, gpu="H100", gpus_per_node=8))
         for fields in (plain, changed)
     }
     assert (len(works) == 1) == same

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flows.report.claims import Tested, claims_of
-from flows.report.experiments import Measured, experiment_of
+from flows.report.experiments import Measurement, experiment_of
 from specs.figures import FigureSpec
 
 SERIES = {"A": "a-*", "B": "b-*"}
@@ -50,7 +50,7 @@ def test_a_verdict_says_on_which_side_of_0_the_interval_of_the_differences_lies(
 def test_one_seed_shows_nothing_and_seeds_without_a_pair_are_not_counted() -> None:
     result = claimed({"e-a-1": {"m": 1.0}, "e-b-1": {"m": 0.0}, "e-b-2": {"m": 0.0}}, DIFFERENCE)
     assert (result.number, result.verdict, result.shown) == (
-        Measured(-1.0),
+        Measurement(-1.0),
         "not shown",
         "-1, 1 seed (1 left out)",
     )
@@ -79,9 +79,9 @@ def test_a_front_is_compared_where_both_lines_reach_on_the_other_axis() -> None:
     series = {"A": {"a-*": "1"}, "B": {"b-*": "1"}}
     claim = DIFFERENCE | {"form": "front"}
     along_y = claimed(metrics, claim, series=series, **POINTS)
-    assert along_y.number == Measured(pytest.approx(-1.0)) and along_y.seeds == 1
+    assert along_y.number == Measurement(pytest.approx(-1.0)) and along_y.seeds == 1
     along_x = claimed(metrics, claim | {"axis": "x"}, series=series, **POINTS)
-    assert along_x.number == Measured(pytest.approx(-0.5))
+    assert along_x.number == Measurement(pytest.approx(-0.5))
     metrics["e-b-p"] = {"x": 7.0, "y": 2.0}
     metrics["e-b-q"] = {"x": 8.0, "y": 0.0}
     assert claimed(metrics, claim | {"of": "B"}, series=series, **POINTS).seeds == 0
@@ -98,11 +98,11 @@ def test_a_difference_can_be_of_the_points_at_one_number_on_x() -> None:
     fields: dict[str, Any] = {"series": {"A": "a-*-*", "B": "b-*-*"}, **POINTS}
     for place, number in ((8, -1), (16, 3), (None, 1)):
         result = claimed(metrics, DIFFERENCE | {"at": place}, **fields)
-        assert result.number == Measured(number, number, number) and result.seeds == 2
+        assert result.number == Measurement(number, number, number) and result.seeds == 2
     assert claimed(metrics, DIFFERENCE | {"at": 9}, **fields).verdict == "not measured"
     del metrics["e-b-2-16"]  # of these two seeds, one has not reached it
     partly = claimed(metrics, DIFFERENCE, connect=True, **fields)
-    assert (partly.number, partly.seeds, partly.left_out) == (Measured(1), 1, 1)
+    assert (partly.number, partly.seeds, partly.left_out) == (Measurement(1), 1, 1)
 
 
 def test_fronts_of_lines_are_compared_along_a_logarithm_where_the_axis_is_one() -> None:
@@ -118,7 +118,7 @@ def test_fronts_of_lines_are_compared_along_a_logarithm_where_the_axis_is_one() 
         "series": {"A": {"a-*": ""}, "B": {"b-*": ""}},
     }
     claim = DIFFERENCE | {"form": "front", "of": "A", "than": "B", "expected": "above"}
-    assert claimed(metrics, claim, **fields).number == Measured(pytest.approx(1.5))
+    assert claimed(metrics, claim, **fields).number == Measurement(pytest.approx(1.5))
 
 
 def test_a_correlation_has_the_interval_of_fisher() -> None:

@@ -16,7 +16,7 @@ from flows.planning.graph import Graph
 from flows.planning.plan import Plan, make
 from flows.report import render
 from flows.report.content import collect
-from flows.report.experiments import FigurePoint, Measured, draw, experiment_of, front, student_t
+from flows.report.experiments import FigurePoint, Measurement, draw, experiment_of, front, student_t
 from infra.store import Store
 from specs.errors import SpecError
 from specs.figures import FigureSpec
@@ -186,9 +186,9 @@ def test_a_metric_with_a_star_is_a_line_over_the_numbers_times_the_passes() -> N
     }
     points = experiment_of(spec, {"e-a": metrics, "other": {}}).points["s"]
     assert [(point.x, point.y) for point in points] == [
-        (Measured(0.0), Measured(0.1)),
-        (Measured(16.0), Measured(0.5, 0.4, 0.6)),
-        (Measured(32.0), Measured(0.7)),
+        (Measurement(0.0), Measurement(0.1)),
+        (Measurement(16.0), Measurement(0.5, 0.4, 0.6)),
+        (Measurement(32.0), Measurement(0.7)),
     ]
 
 
@@ -242,7 +242,7 @@ def test_the_mean_over_seeds_has_the_interval_of_student() -> None:
     (a,), (b,) = found["A"], found["B"]
     half = 4.303 * math.sqrt(7) / math.sqrt(3)
     assert (a.y.value, a.y.low, a.y.high) == pytest.approx((3, 3 - half, 3 + half))
-    assert b.y == Measured(5.0)  # a single run has no interval
+    assert b.y == Measurement(5.0)  # a single run has no interval
 
 
 def test_differences_are_taken_between_runs_of_one_seed() -> None:
@@ -272,14 +272,14 @@ def test_joined_points_have_a_mean_over_seeds_at_each_number_on_x() -> None:
     }
     means = experiment_of(figure(**fields), metrics).points
     (short, long), half = means["A"], 12.706
-    assert (short.x, long.x, long.y.value) == (Measured(8), Measured(16), 3)
+    assert (short.x, long.x, long.y.value) == (Measurement(8), Measurement(16), 3)
     assert short.y == pytest.approx((5, 5 - half, 5 + half))
-    assert means["B"][1].y == Measured(1)  # a single run has no interval
+    assert means["B"][1].y == Measurement(1)  # a single run has no interval
     differences = experiment_of(figure(**fields, against="A"), metrics).points
     assert list(differences) == ["B"]
     short, long = differences["B"]
-    assert short.x == Measured(8) and short.y == pytest.approx((-2.5, -2.5 - half / 2, -2.5 + half / 2))
-    assert (long.x, long.y) == (Measured(16), Measured(-2))
+    assert short.x == Measurement(8) and short.y == pytest.approx((-2.5, -2.5 - half / 2, -2.5 + half / 2))
+    assert (long.x, long.y) == (Measurement(16), Measurement(-2))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_quantiles_are_those_of_printed_tables(freedom: int, quantile: float) ->
 
 def test_front_has_the_undominated_points() -> None:
     at = {"a": (1, 5), "b": (2, 3), "c": (3, 4), "d": (4, 1), "e": (4, 2)}
-    points = [FigurePoint(name, "", Measured(x), Measured(y)) for name, (x, y) in at.items()]
+    points = [FigurePoint(name, "", Measurement(x), Measurement(y)) for name, (x, y) in at.items()]
     assert [point.variant for point in front(points, "lower", "lower")] == ["a", "b", "d"]
     assert [point.variant for point in front(points, "higher", "lower")] == ["d"]
 
@@ -306,8 +306,8 @@ def test_page_draws_stored_numbers_and_escapes_recipe_text(planned: Callable[...
         commit(plan, f"evaluate-tuned-{name}", metrics={"perplexity": 10.0 + value})
     points = collect(plan).experiments["rates"].points["all"]
     assert [(point.variant, point.x, point.y) for point in points] == [
-        ("1e-3", Measured(4.0), Measured(10.0)),
-        ("2e-3", Measured(4.0), Measured(11.0)),
+        ("1e-3", Measurement(4.0), Measurement(10.0)),
+        ("2e-3", Measurement(4.0), Measurement(11.0)),
     ]
     page = Page(render(plan))
     assert "Nothing <script>alert(1)</script>" in page.text and "Rates <b>" in page.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flows.languages import Language
+from flows.languages import LanguageCounts
 from flows.report.language_charts import outcomes
 
 HOSTILE = "<b>xx</b>"
@@ -15,9 +15,9 @@ def _bars(plot: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def test_bars_are_shares_of_what_was_read_and_a_filter_has_one_colour() -> None:
-    german = Language("deu", 200, {"robots": 50, "length": 0}, 150, 9000)
-    other = Language(HOSTILE, 8, {"robots": 0, "length": 6}, 2, 10)
-    nothing = Language("", 0, {"robots": 0, "length": 0}, 0, 0)
+    german = LanguageCounts("deu", 200, {"robots": 50, "length": 0}, 150, 9000)
+    other = LanguageCounts(HOSTILE, 8, {"robots": 0, "length": 6}, 2, 10)
+    nothing = LanguageCounts("", 0, {"robots": 0, "length": 0}, 0, 0)
     first, second = outcomes({"corpus/a": [german, other], "corpus/none": [], "corpus/b": [other, nothing]})
     assert (first.title, second.title) == ("Languages: corpus/a", "Languages: corpus/b")
     rows = ("deu (200)", "&lt;b&gt;xx&lt;/b&gt; (8)")

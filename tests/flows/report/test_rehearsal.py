@@ -9,11 +9,11 @@ import pytest
 from apertus_model.rehearsal.records import (
     KINDS,
     Collectives,
-    Failure,
     Moment,
     Operators,
     PartResult,
     PeakMemory,
+    RankFailure,
     RankReport,
     RankResult,
     Rehearsed,
@@ -61,7 +61,7 @@ def part(
     name: str = "pretrain/1",
     stage: str = "pretrain",
     ranks: dict[int, Rehearsed] | None = None,
-    failure: Failure | None = None,
+    failure: RankFailure | None = None,
     bubble: float = 0.5,
 ) -> PartResult:
     built = {0: rehearsed(60 * GB), 512: rehearsed(70 * GB, waited=0.75)} if ranks is None else ranks
@@ -128,7 +128,7 @@ def test_the_bars_of_a_rank_are_the_time_of_its_step() -> None:
 
 def test_the_report_has_a_page_for_each_stage_that_was_rehearsed(planned: Callable[..., Plan]) -> None:
     hostile = "</script><img src=x onerror=alert(2)>"
-    refused = part("sft", "sft", {}, Failure(error="7 heads for tp 2", place="model.py:9"))
+    refused = part("sft", "sft", {}, RankFailure(error="7 heads for tp 2", place="model.py:9"))
     page = Page(render(planned(), [part(), part(hostile), refused]))
     assert "A step of single ranks" in page.text and hostile in page.text
     assert not [element for element in page.elements if element[0] == "img"]

@@ -16,7 +16,7 @@ import pytest
 from infra.launchers import ray_job
 from infra.launchers.local import Ended
 from infra.launchers.ray_job import Place, RayJob
-from infra.ray_cluster import Needs
+from infra.ray_cluster import ClusterNeeds
 from specs.job import ERROR, Failure, ProgressRow
 from specs.launch import Launch
 from specs.profiles import Profile
@@ -119,7 +119,7 @@ def test_what_no_node_can_give_is_said(
 ) -> None:
     monkeypatch.setattr(ray_job, "PATIENCE_SECONDS", 0.0)
     attempt = Script(tmp_path, ray_address, ENDS_WITH_STDIN)
-    attempt.needs = Needs(64, nodes=1)
+    attempt.needs = ClusterNeeds(64, nodes=1)
 
     def say(line: str) -> None:
         attempt.lines.append(line)

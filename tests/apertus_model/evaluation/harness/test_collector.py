@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed: pip install 'apertus[harness]'")
 
 from apertus_model.evaluation.harness.answers import rows_of
-from apertus_model.evaluation.harness.collector import Asked, Collector
+from apertus_model.evaluation.harness.collector import Collector, TaskRequests
 from apertus_model.evaluation.harness.data import Snapshots
 from apertus_model.evaluation.harness.run import evaluate
 from apertus_model.evaluation.harness.tasks import HarnessError
@@ -22,9 +22,9 @@ KINDS = {"arc_easy": "loglikelihood", "gsm8k": "generate_until", "wikitext": "lo
 def test_all_requests_of_a_suite_are_answered_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> None:
     for write in (write_arc, write_gsm8k, write_wikitext):
         write(tmp_path / "data")
-    calls: list[list[Asked]] = []
+    calls: list[list[TaskRequests]] = []
 
-    def answer(asked: list[Asked]) -> list[list[Any]]:
+    def answer(asked: list[TaskRequests]) -> list[list[Any]]:
         calls.append(asked)
         own = {
             "loglikelihood": lambda context, text: [-float(len(text)), False],

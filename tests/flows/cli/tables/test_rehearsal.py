@@ -9,10 +9,10 @@ from rich.console import Console
 from apertus_model.rehearsal.records import (
     KINDS,
     Collectives,
-    Failure,
     Operators,
     PartResult,
     PeakMemory,
+    RankFailure,
     RankReport,
     RankResult,
     Rehearsed,
@@ -86,7 +86,7 @@ def test_the_table_compares_each_rank_with_the_plan() -> None:
 
 
 def test_a_rank_that_does_not_build_is_one_line_with_its_place() -> None:
-    failure = Failure(error="ValueError: 7 heads [of 2]", place="apertus_model/model/model.py:9")
+    failure = RankFailure(error="ValueError: 7 heads [of 2]", place="apertus_model/model/model.py:9")
     assert lines(rank(3, RankReport(rank=3, failure=failure), None)) == [
         "rank 3 of 16 of pretrain/1 does not build: ValueError: 7 heads [of 2]"
         " (apertus_model/model/model.py:9)"

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 from infra.store import Attempt, Store
-from infra.store.documents import Lock, Run
+from infra.store.documents import Lock, RunDocument
 from specs.base import fingerprint
 from tests.jobs import input_at, job_at
 
@@ -42,7 +42,7 @@ def stored(tmp_path: Path) -> Store:
     opened = Store.open(str(tmp_path / "store"))
     store = Store(opened.fs, opened.root, piece_bytes=PIECE)
     store.initialise()
-    store.write_document("runs/mini/1.json", Run(parts={}))
+    store.write_document("runs/mini/1.json", RunDocument(parts={}))
     store.write_document("inputs/1.json", Lock(digest="1"))
     store.write_once("something/else/note.json", b"no artifact")
     for path in (CORPUS, OTHER):
