@@ -47,7 +47,7 @@ GPUS: dict[str, Gpu] = {
         "NVIDIA GH200 data sheet: 1,979 TFLOP/s with sparsity, 3,958 in float8, 96 GB HBM3; power of an H100",
         1979e12),
     "B200": Gpu(2250e12, 180e9, 1000,
-        "NVIDIA DGX B200 data sheet: 8 GPUs, 36 PFLOP/s with sparsity, 72 in float8, 1,440 GB; 1,000 W each",
+        "NVIDIA Blackwell data sheet, HGX B200: 4.5 PFLOP/s with sparsity, 9 in float8, 180 GB, 1,000 W",
         4500e12, mxfp8=True),
     "GB200": Gpu(2500e12, 186e9, 1200,
         "NVIDIA Blackwell data sheet, a GPU of a GB200 NVL72: 5 PFLOP/s with sparsity, 10 in float8, 186 GB,"

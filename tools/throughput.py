@@ -143,9 +143,9 @@ def torchtitan() -> list[Row]:
 
 def blackwell() -> list[Row]:
     """The rows of NVIDIA's Megatron Bridge in MXFP8: docs/performance-summary-archive.md, containers 26.04.01
-    (70B) and 25.11 (8B), and its recipes in perf_recipes/llama. It recomputes nothing, replicates
-    the weights that FSDP shards here, and multiplies the output in MXFP8 too. Predicted by formulas: torchao
-    has no casts for a rehearsal without such a GPU."""
+    (70B) and 25.11 (8B), and its recipes in perf_recipes/llama. It recomputes nothing, replicates the weights
+    that FSDP shards here, and overlaps the exchanges of tensor parallelism, which these rows wait for.
+    Predicted by formulas: torchao has no casts for a rehearsal without such a GPU."""
 
     def row(name: str, gpu: str, node: int, gpus: int, speed: float, micro: int, segment: Segment) -> Row:
         segment = segment.model_copy(update={"micro_batch_size": micro})

@@ -5,8 +5,9 @@
 The two products of the backward pass are computed alike, with the gradient of y in place of x or W. `float8`
 has one scale per tensor, and gradients in e5m2 (57,344 in place of 448); `float8-rowwise` has one scale, a
 power of two, for each row (or column) that is summed over, and e4m3 throughout. `mxfp8` has one scale for
-each 32 elements of such a row (OCP Microscaling Formats 1.0): a power of two in 8 bits, the largest with
-which no element is above 448. Scales are taken from the values when these are multiplied.
+each 32 elements of such a row (the format of OCP Microscaling 1.0, whose 8 bits hold 1 / s): the largest
+power of two with which no element is above 448. That is NVIDIA's rule; OCP's lets elements saturate. Scales
+are taken from the values when these are multiplied.
 
 Invariants: weights, their names, gradients and everything stored stay in their own precision. The bits of
 float8 operands depend on the micro-batch, since a tensor's scale depends on all of its values.

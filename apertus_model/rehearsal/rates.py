@@ -73,7 +73,8 @@ SHEETS: dict[str, Sheet] = {
         " figure 1, Alps); Slingshot: 200 Gb/s a GPU; 560 W as the Apertus report measured, since CPU and GPU"
         " share the power of the module", clock=clock(560), peers=3),
     "B200": Sheet(8.0e12, 75e12, 900e9, 50e9, (10, 0), BLACKWELL, BLACKWELL_FLOAT8,
-        "DGX B200, for 8: 64 TB/s, FP32 600 TFLOP/s, NVLink 14.4 TB/s both ways; 400 Gb/s a GPU"),
+        "DGX B200, for 8: 64 TB/s (62 in the Blackwell data sheet), NVLink 14.4 TB/s both ways; FP32 75"
+        " TFLOP/s; 400 Gb/s a GPU"),
     "GB200": Sheet(8.0e12, 80e12, 900e9, 50e9, (10, 0), BLACKWELL, BLACKWELL_FLOAT8,
         "GB200 NVL72: 8 TB/s, FP32 80 TFLOP/s, NVLink 1.8 TB/s both ways among 72 GPUs (`gpus_per_node`);"
         " DGX GB200: 400 Gb/s a GPU"),

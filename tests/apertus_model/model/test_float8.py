@@ -42,8 +42,8 @@ def rounded(values: torch.Tensor, kind: torch.dtype, along: int | None) -> torch
 
 
 def in_blocks(values: torch.Tensor, along: int) -> torch.Tensor:
-    """Values as MXFP8 holds them (OCP Microscaling Formats 1.0), in float64: each 32 along a dimension are
-    divided by the smallest power of two with which none is above 448."""
+    """Values as MXFP8 holds them, in float64: each 32 along a dimension are divided by the smallest power of
+    two with which none is above 448 (cuBLAS's rule)."""
     blocks = values.double().movedim(along, -1).unflatten(-1, (-1, 32))
     largest = blocks.abs().amax(-1, keepdim=True)
     scale = torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(largest / 448))), 1.0)
