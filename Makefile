@@ -79,6 +79,7 @@ numerics: $(TEST_READY)
 # releases of what others bound. Tests that fail are listed after the versions.
 test-latest:
 	@$(PYTHON) -m venv --clear $(LATEST)
+	@$(LATEST_INSTALL) --upgrade pip
 	@$(PYTHON) -m tools.latest requirements > $(LATEST)/requirements.txt
 	@sed 's/==/>=/' constraints.txt > $(LATEST)/constraints.txt
 	@echo "Installing the newest dependencies into $(LATEST): 6.3 GB with the CUDA build of torch; a few minutes."

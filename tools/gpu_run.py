@@ -1,7 +1,7 @@
 """Runs a recipe, and all from one stage on once more in a second store: killed in that stage, and resumed.
 Writes a page with curves, speeds, and whether both have the same bits.
 
-    python -m tools.gpu_run FOLDER    # specs/recipes/gpu.yaml; FOLDER gets two stores (16 GB) and the report
+    python -m tools.gpu_run FOLDER    # specs/recipes/gpu.yaml; FOLDER gets two stores (20 GB) and the report
     python -m tools.gpu_run FOLDER --recipe specs/recipes/smoke.yaml --stage cooldown --page FOLDER/page.md
 
 Invariant: the second store begins with the committed files of parts that do not depend on the stage, and with
@@ -42,7 +42,15 @@ BEGINS = 900.0  # seconds until the second run has a checkpoint to be killed aft
 WIDTH, HEIGHT, LEFT, TOP = 640, 260, 48, 16  # pixels of the curves, without their margins
 SPEEDS = ("seconds", "per_second", "ms_per_step")
 TIMED = ("metrics.json", "README.md")  # of evaluations and exports
-HEADINGS = ("stage", "start-up", "work", "storage", "tokens", "tokens/s", "of the peak")
+HEADINGS = (
+    "stage",
+    "start-up",
+    "work",
+    "storage",
+    "tokens",
+    "tokens/s at the end",
+    "median of the peak",
+)
 
 
 class Recipe(NamedTuple):

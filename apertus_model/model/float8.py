@@ -55,6 +55,14 @@ def linear_config(precision: str, *, compiled: bool = False) -> Callable[..., Li
             )
         from apertus_model.model.mxfp8 import BlockLinear
 
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        known = hasattr(torch.ops.torchao, "mxfp8_quantize")
+        if not emulated and not (known and has_kernel("torchao::mxfp8_quantize", "CUDA")):
+            raise Float8Error(
+                "precision.linear: mxfp8 needs kernels that torchao 0.18 has on x86-64 alone, and there are"
+                " none here; set linear: param"
+            )
+        logger.info("linear layers multiply in mxfp8%s", ", emulated" if emulated else "")
         return BlockLinear.Config
     if not emulated and not (has_cuda_capability(8, 9) or has_rocm_capability(9, 4)):
         raise Float8Error(

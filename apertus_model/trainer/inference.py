@@ -6,7 +6,7 @@ another type, so metrics do not depend on the precision of training.
 
 from typing import Literal
 
-from torchtitan.config import CommConfig
+from torchtitan.config import TORCH_DTYPE_MAP, CommConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.tools.utils import get_local_device
@@ -55,6 +55,7 @@ def load_evaluator(
     device = get_local_device()
     dist_utils.set_spmd_backend(parallelism.spmd_backend)
     dist_utils.set_determinism(dims, device, debug_config(seed=0), distinct_seed_mesh_dims=[])
+    alone = world_size == 1  # all weights are rounded once they are loaded, and merged with their adapters
     model = load_model(
         spec,
         checkpoint,
@@ -63,7 +64,9 @@ def load_evaluator(
         parallelism=parallelism,
         dims=dims,
         device=device,
-        dtype=dtype,
+        dtype="float32" if alone else dtype,
         scratch=scratch,
     ).requires_grad_(dtype == "float32")
+    for weight in model.parameters() if alone else ():
+        weight.data = weight.data.to(TORCH_DTYPE_MAP[dtype])
     return Evaluator(model, dims, device, batch_size=batch_size)

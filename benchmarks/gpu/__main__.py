@@ -42,7 +42,7 @@ def machine(device: Gpu | None) -> dict[str, str]:
         capability = ".".join(map(str, device.capability))
         facts = {"GPU": f"{device.name}, {device.memory / 1e9:.1f} GB, compute capability {capability}"}
         if device.older_torch:
-            facts["torchtitan"] = "weights cast by autocast: this torch is older than its FSDP needs"
+            facts["weights of torchtitan"] = "cast by autocast: this torch is older than its FSDP needs"
         facts |= nvidia_smi("driver_version", "power.limit", "clocks.max.sm")
     return facts | {"python": platform.python_version(), **versions()}
 
@@ -112,6 +112,7 @@ def main() -> None:
     sys.stdout.write(text)
     folder = arguments.out or (Path("docs") if record.machine["GPU"] != "none" else None)
     if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{NAME}.md").write_text(text)
         (folder / f"{NAME}.json").write_text(record.model_dump_json(indent=1) + "\n")
 

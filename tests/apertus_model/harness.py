@@ -313,7 +313,8 @@ def train(
         config = trainer_config(
             spec, Data(samples, heldout or {}), Recorder(result), lifecycle, world_size=processes
         )
-        with patch("apertus_model.model.parallelize.needs_fsdp", lambda *_: fsdp or processes > 1):
+        always = patch("apertus_model.model.parallelize.needs_fsdp", lambda *_: True)
+        with always if fsdp else nullcontext():
             trainer = config.build()
         cross_entropy.CHUNK_TOKENS = chunk_tokens
         try:

@@ -25,9 +25,8 @@ from tests.machine import slow
 KINDS = ("float8", "float8-rowwise", "mxfp8")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
-needs_torchao = pytest.mark.skipif(
-    importlib.util.find_spec("torchao") is None, reason="no torchao: pip install apertus[float8]"
-)
+HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
+needs_torchao = pytest.mark.skipif(not HAS_TORCHAO, reason="no torchao: pip install apertus[float8]")
 emulated = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU multiplies in float8 itself")
 
 
@@ -200,3 +199,7 @@ def test_what_float8_needs_is_said_before_anything_is_built(monkeypatch: pytest.
         linear_config("float8-rowwise")
     with pytest.raises(Float8Error, match=r"capability 10\.0 or above .* this one is NVIDIA A100"):
         linear_config("mxfp8")
+    if HAS_TORCHAO and not torch.cuda.is_available():
+        monkeypatch.setattr(f"{here}.has_cuda_capability", lambda *_: True)
+        with pytest.raises(Float8Error, match=r"kernels that torchao 0\.18 has on x86-64 alone"):
+            linear_config("mxfp8")
