@@ -103,12 +103,13 @@ class MambaMixer(ApertusAttention):
         self.out_norm = nn.Parameter(torch.ones(heads * self.head_dim))
 
     def forward(
-        self, hidden_states: torch.Tensor, past_key_values: Any = None, **_: Any
+        self, hidden_states: torch.Tensor, past_key_values: Any = None, cache: Any = None, **_: Any
     ) -> tuple[torch.Tensor, None]:
+        cache = past_key_values if cache is None else cache  # its name from transformers 5.24 on
         batch, length, _ = hidden_states.shape
         if self.padding is not None:  # tokens of zeros leave the state as it is: at the start, 0
             hidden_states = hidden_states * self.padding[:, -length:, None].to(hidden_states.dtype)
-        kept = past_key_values.layers[self.layer_idx] if past_key_values is not None else StateLayer()
+        kept = cache.layers[self.layer_idx] if cache is not None else StateLayer()
         heads = (batch, length, -1, self.head_dim)
         q = self.q_norm(self.q_proj(hidden_states).view(heads)).flatten(2)
         k = self.k_norm(self.k_proj(hidden_states).view(heads)).flatten(2)
@@ -188,8 +189,10 @@ class HybridApertusModel(ApertusModel):
         attention_mask: torch.Tensor | None = None,
         past_key_values: Any = None,
         use_cache: bool | None = None,
+        cache: Any = None,  # past_key_values, from transformers 5.24 on
         **kwargs: Any,
     ) -> Any:
+        past_key_values = past_key_values if cache is None else cache
         if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
             past_key_values = DynamicCache(config=self.config)
         for layer in self.config.mamba_layers or ():

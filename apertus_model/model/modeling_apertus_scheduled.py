@@ -186,8 +186,10 @@ class ScheduledApertusModel(ApertusModel):
         past_key_values: Any = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
+        cache: Any = None,  # past_key_values, from transformers 5.24 on
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
+        past_key_values = past_key_values if cache is None else cache
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
             past_key_values = DynamicCache()
