@@ -106,6 +106,7 @@ def train(store: str, walk: Walk) -> None:
     from apertus_model.stages.__main__ import main
     from flows.planning.plan import make
     from flows.report import render
+    from infra.launchers.local import Ended
     from infra.store import Store
     from specs.recipe import load
     from tests.flows.execution.notes import Notes
@@ -119,13 +120,14 @@ def train(store: str, walk: Walk) -> None:
 
         def stop(self, reason: str) -> None: ...
 
-        def run(self, *_: Any) -> None:
+        def run(self, *_: Any) -> Ended:
             main(self.file)
+            return Ended(0, "", (), None)
 
     with walk.watching():
         plan = make(load(RECIPE, OVERRIDES), Store.open(store))
         with patch.object(runner, "launch_job", Here):
-            runner.Runner(plan, Notes()).run(SEGMENT)  # type: ignore[arg-type]
+            runner.Runner(plan, Notes()).run(plan.graph.nodes[SEGMENT])  # type: ignore[arg-type]
         render(plan)
 
 
@@ -188,7 +190,8 @@ def main() -> None:
             walk = subprocess.Popen(
                 [sys.executable, "-m", "tools.facts", name, store, value], stdin=subprocess.PIPE
             )
-            walk.wait()
+            if walk.wait():
+                sys.exit(f"the walk of {name} failed")
 
 
 if __name__ == "__main__":
