@@ -32,6 +32,7 @@ KEYS = ("PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING")  # of the s
 KEY = f"apertus:{secrets.token_urlsafe(32)}"  # one: further runs of this process find its server running
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 TURN_SECONDS = 60.0  # for the start of another run's server
+STARTS = 5  # servers of runs that create one database at the same time can end
 
 
 def start_prefect() -> None:
@@ -56,7 +57,12 @@ def start_prefect() -> None:
     from pydantic import SecretStr
 
     class Guarded(SubprocessASGIServer):  # has a guard from its start on, also when `start` retries
+        starts = 0
+
         def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
+            self.starts += 1
+            if self.starts > STARTS:  # Prefect would go on for ever, as if another process had its port
+                raise RuntimeError(f"it ended {STARTS} times while it started; its errors are above.")
             with interrupts.blocked():
                 process = super()._run_uvicorn_command()
                 _guard(process.pid)
@@ -68,14 +74,14 @@ def start_prefect() -> None:
             super().stop()
 
     settings = get_current_settings()
-    folder = _own_folder(settings.home)
+    database = _own_database(settings.home)
     os.environ |= dict.fromkeys(KEYS, KEY)
     usual = f"sqlite+aiosqlite:///{settings.home}/prefect.db"
     if settings.server.database.connection_url == SecretStr(usual):
-        os.environ[DATABASE] = f"sqlite+aiosqlite:///{folder}/prefect.db"
+        os.environ[DATABASE] = f"sqlite+aiosqlite:///{database}"
     refresh_global_settings_context()
     server = Guarded()
-    with _alone(folder):
+    with _alone(database.parent):
         try:
             server.start()
         except (RuntimeError, httpx.HTTPError) as error:
@@ -112,10 +118,14 @@ def _guard(pid: int) -> None:
     start_guard(["/bin/sh", "-c", program, str(pid)])
 
 
-def _own_folder(home: Path) -> Path:
-    """The folder `apertus` in the folder `home`, which nobody but this user may enter, with a database that
-    nobody else may read. OSError when it cannot be written, or belongs to another user."""
-    folder, database = home / "apertus", home / "apertus" / "prefect.db"
+def _own_database(home: Path) -> Path:
+    """A database that nobody else may read, in the folder `apertus` of the folder `home`, which nobody but
+    this user may enter. Its name has the version of Prefect: an older one cannot open what a newer one has
+    migrated. OSError when it cannot be written, or belongs to another user."""
+    from prefect import __version__
+
+    folder = home / "apertus"
+    database = folder / f"prefect-{__version__}.db"
     try:
         home.mkdir(0o700, parents=True, exist_ok=True)
         folder.mkdir(0o700, exist_ok=True)
@@ -125,7 +135,7 @@ def _own_folder(home: Path) -> Path:
     except OSError as error:
         problem = f"Prefect keeps its database in {home}, which cannot be written ({error.strerror})"
         raise OSError(f"{problem}. Fix: set PREFECT_HOME to a folder that can") from error
-    return folder
+    return database
 
 
 @contextmanager

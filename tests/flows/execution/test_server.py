@@ -12,10 +12,11 @@ import threading
 import time
 from pathlib import Path
 
+import prefect
 import pytest
 
 from flows.execution import server
-from flows.execution.server import SETTINGS, _alone, _check_proxies, _own_folder
+from flows.execution.server import SETTINGS, _alone, _check_proxies, _own_database
 from infra.liveness import STOP_SIGNALS
 from tests.e2e.conftest import command_line
 from tests.machine import slow
@@ -72,6 +73,35 @@ def test_a_server_starts_alone_with_settings_that_hold_after_prefect_was_importe
     assert f"waited {seconds} s, statistics False. Fix: run again" in ended.stdout
 
 
+# In place of the server a process that ends like one whose database cannot be opened.
+ENDING = """
+import subprocess
+from flows.execution.server import start_prefect
+from prefect.server.api.server import SubprocessASGIServer
+
+def run(self):
+    ending = subprocess.Popen(["sh", "-c", "echo no such revision >&2; exit 3"])
+    ending.wait()
+    return ending
+
+SubprocessASGIServer._run_uvicorn_command = run
+try:
+    start_prefect()
+except ConnectionError as error:
+    print(error)
+"""
+
+
+def test_a_server_that_ends_at_each_start_is_an_error_after_some(tmp_path: Path) -> None:
+    environment = os.environ | {"PREFECT_HOME": str(tmp_path)}
+    environment.pop("PREFECT_API_URL", None)
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDING], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert "did not start: it ended 5 times while it started; its errors are above. Fix" in ended.stdout
+    assert ended.stderr.count("no such revision") == 5
+
+
 def test_a_home_of_prefect_that_cannot_be_written_is_an_error_that_names_the_setting(
     tmp_path: Path,
 ) -> None:
@@ -79,7 +109,7 @@ def test_a_home_of_prefect_that_cannot_be_written_is_an_error_that_names_the_set
     home = tmp_path / "home" / ".prefect"
     fix = r"cannot be written \(Not a directory\). Fix: set PREFECT_HOME to a folder that can"
     with pytest.raises(OSError, match=f"Prefect keeps its database in {home}, which {fix}"):
-        _own_folder(home)
+        _own_database(home)
 
 
 def mode(path: Path) -> int:
@@ -95,14 +125,14 @@ def test_nobody_else_reads_the_database_whatever_umask_and_the_mode_of_the_home(
     there.chmod(0o755)
     before = os.umask(umask)
     try:
-        folders = [_own_folder(home) for home in (there, there, new)]
-        (folders[0] / "prefect.db").chmod(0o644)
-        _own_folder(there)
+        databases = [_own_database(home) for home in (there, there, new)]
+        databases[0].chmod(0o644)
+        _own_database(there)
     finally:
         os.umask(before)
     assert [mode(there), mode(new)] == [0o755, 0o700], "a folder that was there may serve other uses"
-    for folder in folders:
-        assert [mode(folder), mode(folder / "prefect.db")] == [0o700, 0o600]
+    for database in databases:
+        assert [mode(database.parent), mode(database)] == [0o700, 0o600]
 
 
 def test_a_run_does_not_wait_for_ever_for_another_that_starts_its_server(
@@ -136,7 +166,7 @@ with get_client(sync_client=True) as client:
 for auth in (None, ("apertus", "wrong"), tuple(key.split(":"))):
     print(httpx.post(asked, json={}, auth=auth).status_code)
 print(len(key) > 40, key in Path(f"/proc/{server.server_process.pid}/cmdline").read_text(), redacted(key))
-for file in sorted(Path(os.environ["PREFECT_HOME"]).rglob("prefect.db*")):
+for file in sorted(Path(os.environ["PREFECT_HOME"]).rglob("prefect*.db*")):
     print(file.name, oct(file.stat().st_mode & 0o777), file.read_bytes().count(key.encode()))
 if os.getuid() == 0:
     os.seteuid(65534)
@@ -161,7 +191,7 @@ def test_the_temporary_server_answers_nobody_without_the_key_of_the_run(tmp_path
     assert (runs, codes) == ("[]", ["401", "401", "200"])
     assert key == "True False <PREFECT_API_AUTH_STRING>"
     files, others = ended.stdout.splitlines()[5:8], ended.stdout.splitlines()[8:]
-    assert files == [f"prefect.db{suffix} 0o600 0" for suffix in ("", "-shm", "-wal")]
+    assert files == [f"prefect-{prefect.__version__}.db{suffix} 0o600 0" for suffix in ("", "-shm", "-wal")]
     assert others == (["401", "closed", "closed"] if os.getuid() == 0 else [])
 
 
