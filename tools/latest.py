@@ -34,7 +34,8 @@ def requirements(extra: str, project: dict, pinned: dict[str, str]) -> Iterator[
         elif re.split(r"[^\w.-]", line)[0] in pinned:
             yield line
         else:
-            yield re.sub(r",?<[^,;]+", "", line.replace("==", ">="))
+            name, bounds = re.split(r"(?=[<>=]|$)", line, maxsplit=1)
+            yield name + ",".join(b.replace("==", ">=") for b in bounds.split(",") if not b.startswith("<"))
 
 
 def differences(pins: str, installed: dict[str, str]) -> Iterator[str]:
