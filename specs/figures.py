@@ -124,6 +124,11 @@ class FigureSpec(Spec):
         description="whether the variants of a series are runs with different seeds, of which the mean is"
         " drawn with its 95% interval (Student's t); with `connect`, one mean for each number on x",
     )
+    ranks: bool = execution(
+        False,
+        description="for bars with mean: shows the rank of each series, the ranks that the seeds leave open,"
+        " and the series that are not told apart",
+    )
     against: str = execution(
         "",
         description="with mean: a series; the differences of the others from it are drawn, taken seed by"
@@ -153,6 +158,8 @@ class FigureSpec(Spec):
             yield "times is for lines, where the metric of y has a *"
         if self.mean and self.form == "lines":
             yield "mean is for points and bars; a line has its own interval"
+        if self.ranks and (not self.mean or self.form != "bars" or not self.y.better or self.against):
+            yield "ranks are for bars with mean: true and `better` of y, without against"
         if self.against and (not self.mean or self.against not in self.series):
             yield f"against names a series of a figure with mean: true; use one of {', '.join(self.series)}"
         for text, claim in self.claims.items():

@@ -27,6 +27,7 @@ from flows.planning.plan import make
 from flows.report.claims import Tested, claims_of
 from flows.report.content import collect
 from flows.report.experiments import Measurement
+from flows.report.ranks import Rank, ranks
 from infra.store import Store, runs
 from specs.errors import counted
 from specs.pipeline import Pipeline
@@ -82,6 +83,7 @@ class Result(BaseModel):
     parts: int
     seconds: float | None  # of its runs; None if it is not known, or other work ran beside them
     claims: dict[str, Number]  # by figure and claim
+    ranks: dict[str, list[Rank]] = {}  # by figure, where it has them
 
 
 class Study(NamedTuple):
@@ -143,13 +145,14 @@ def measured(study: Study, machine: str, store: Store) -> Result | None:
             for figure, experiment in run.experiments.items()
             for claim in claims_of(experiment)
         },
+        ranks={name: ranks(drawn) for name, drawn in run.experiments.items() if drawn.spec.ranks},
     )
 
 
 def identity(pipeline: Pipeline) -> str:
     """What the numbers of a study depend on, whatever the machine: its parts, and its figures without their
     prose."""
-    prose: dict[str, Any] = {"title": True, "text": True, "x": {"label"}, "y": {"label"}}
+    prose: dict[str, Any] = {"title": True, "text": True, "ranks": True, "x": {"label"}, "y": {"label"}}
     prose["claims"] = {"__all__": {"paper", "cannot"}}
     figures = [
         figure.model_dump(exclude=prose, exclude_defaults=True)
@@ -187,6 +190,13 @@ def _sections(studies: Sequence[Study]) -> Iterator[str]:
             here = "<br>".join(claim.shown for claim in claims)
             yield f"| {claims[0].text} | {claims[0].claim.paper} | {here} | {verdict(claims)} |"
         yield ""
+        for result in results:
+            for name, ranked in result.ranks.items():
+                yield f"{pipeline.figures[name].title}, on machine {result.machine}:\n"
+                yield "| series | rank (those left open) | not told apart from |\n|---|---|---|"
+                for rank in ranked:
+                    yield f"| {rank.series} | {rank.shown} | {', '.join(rank.alike) or 'none'} |"
+                yield ""
 
 
 def picture(study: Study) -> str:

@@ -21,7 +21,7 @@ from flows.graph_layout import HEIGHT, WIDTH, draw
 from flows.languages import LanguageCounts, filters_of, languages_of
 from flows.planning.plan import Plan
 from flows.rehearsal_tables import tables
-from flows.report import experiments, language_charts, result_charts, training_charts
+from flows.report import experiment_charts, language_charts, result_charts, training_charts
 from flows.report import wording as words
 from flows.report.claims import claims_of
 from flows.report.content import collect
@@ -115,7 +115,7 @@ def charts_of(run: RunContent, languages: dict[str, list[LanguageCounts]]) -> di
     look = result_charts.styles(run.evaluations, stages)
     own = [curve for curve in run.curves if curve.kind in training_charts.OWN_LOSS or curve.extras]
     charts: dict[str, list[Figure | None]] = {
-        "experiments": [experiments.draw(name, drawn) for name, drawn in run.experiments.items()],
+        "experiments": [experiment_charts.draw(name, drawn) for name, drawn in run.experiments.items()],
         "training": [
             training_charts.losses(run.curves, stages, sources),
             *(training_charts.own_losses(curve, stages) for curve in own),

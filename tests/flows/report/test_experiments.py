@@ -16,7 +16,8 @@ from flows.planning.graph import Graph
 from flows.planning.plan import Plan, make
 from flows.report import render
 from flows.report.content import collect
-from flows.report.experiments import FigurePoint, Measurement, draw, experiment_of, front, student_t
+from flows.report.experiment_charts import draw
+from flows.report.experiments import FigurePoint, Measurement, experiment_of, front, student_t
 from infra.store import Store
 from specs.errors import SpecError
 from specs.figures import FigureSpec
