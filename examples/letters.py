@@ -93,3 +93,12 @@ def last_line(items: Sequence[Scored]) -> list[float]:
     return [
         float(item.completion.strip().split("\n")[-1] == item.reference().split("\n")[-1]) for item in items
     ]
+
+
+def right_letters(items: Sequence[Scored]) -> list[float]:
+    """A reward: the share of the letters of the documented answer that the completion has at their places."""
+    return [_share(item.completion.split(), item.reference().split()) for item in items]
+
+
+def _share(letters: list[str], right: list[str]) -> float:
+    return sum(own == other for own, other in zip(letters, right, strict=False)) / len(right)

@@ -18,6 +18,7 @@ from examples.letters import (
     last_line,
     random_of_4,
     random_of_8,
+    right_letters,
     rule_of_4,
     rule_of_8,
 )
@@ -68,3 +69,8 @@ def test_a_chain_follows_one_rule_and_its_last_line_is_verified() -> None:
     other = "\n".join([*lines[:-1], chain(["1", "b"]).splitlines()[-1]])
     items = [Scored([], written, answer=text) for written in (text, f"{lines[-1]} ", other, "")]
     assert last_line(items) == [1, 1, 0, 0]
+
+
+def test_letters_are_right_at_their_places() -> None:
+    written = ("a b c d", "a b", "b a c d", " a x c d e f", "")
+    assert right_letters([Scored([], text, answer="a b c d") for text in written]) == [1, 0.5, 0.5, 0.75, 0]
