@@ -248,7 +248,7 @@ def main(stores: Sequence[str]) -> None:
             continue
         others = [known for known in study.results if known.machine != machine]
         study.results[:] = [*others, result]
-    record = [result.model_dump_json() for study in studies for result in study.results]
+    record = [result.model_dump_json(exclude_defaults=True) for study in studies for result in study.results]
     RECORD.write_text("\n".join(record) + "\n")
     for study in studies:
         (DOCS / IMAGES / f"{study.pipeline.name}.svg").write_text(picture(study))
