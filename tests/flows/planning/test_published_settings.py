@@ -193,6 +193,14 @@ def test_tuning_ends_at_the_checkpoints_that_were_evaluated(
     assert str(align.schedule.warmup) == f"{math.ceil(0.1 * 885)} steps"
 
 
+def test_conversations_of_tuning_that_are_too_long_are_cut(recipes: dict[str, Pipeline]) -> None:
+    """posttraining, train_sft.py: what is left without a trained token is dropped."""
+    for recipe in recipes.values():
+        sft = recipe.stages["sft"]
+        assert isinstance(sft, SftStage)
+        assert (sft.sequence_length, sft.packing, sft.longer) == (4096, "none", "truncate")
+
+
 @pytest.mark.parametrize(
     ("variable", "stage", "other"), [("sft_beta3", "sft", "align"), ("qrpo_beta3", "align", "sft")]
 )
