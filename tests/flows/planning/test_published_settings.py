@@ -280,10 +280,10 @@ INSTRUCT = {
     "zero-shot/mathqa/acc": (32.1, 33.9),
     "zero-shot/mgsm_en_cot/exact_match/flexible-extract": (48.5, 64.3),
     "zero-shot/toxigen/acc": (80.2, 70.3),
+    "zero-shot/truthfulqa_mc2/acc": (56.7, 61.2),
+    "zero-shot/truthfulqa_multilingual_mc2/acc": (52.4, 53.7),
     "three-shot/bbh_cot_fewshot/exact_match/get-answer": (55.9, 64.2),
     "three-shot/drop/f1": (49.7, 50.8),
-    "five-shot/truthfulqa_multilingual_mc2/acc": (52.4, 53.7),
-    "six-shot/truthfulqa_mc2/acc": (56.7, 61.2),
     "eight-shot/gsm8k_cot/exact_match/flexible-extract": (62.9, 77.6),
     "humaneval/humaneval_64_instruct/pass@10/create_test": (67.0, 73.0),
     "mbpp/mbpp_instruct/pass_at_1/extract_code": (36.2, 47.0),
@@ -326,7 +326,8 @@ def test_scores_to_compare_with_are_those_of_the_report_by_its_metrics(
 
 
 def test_tasks_after_alignment_are_those_of_the_report(recipes: dict[str, Pipeline]) -> None:
-    """Table 22: identifiers, numbers of examples; 5.5.2: a tenth of RealToxicityPrompts."""
+    """Table 22: identifiers, numbers of examples (those of TruthfulQA are in its questions, and no turns); 5.5.2:
+    a tenth of RealToxicityPrompts."""
     evaluation = recipes["8b"].stages["evaluate-instruct"]
     assert isinstance(evaluation, EvaluateStage) and evaluation.harness is not None
     suites = evaluation.harness.suites
@@ -335,10 +336,9 @@ def test_tasks_after_alignment_are_those_of_the_report(recipes: dict[str, Pipeli
     assert not {"mgsm_native_cot", "arc_challenge_chat", "gsm8k_platinum_cot"} & set(named)
     assert [task for task in named if task.startswith("truthfulqa_multi")] == ["truthfulqa_multilingual_mc2"]
     assert suites["toxicity"].limit == 99_442 // 10
-    shots = {
-        name: suites[f"{name}-shot"].few_shot for name in ("zero", "two", "three", "five", "six", "eight")
-    }
-    assert list(shots.values()) == [0, 2, 3, 5, 6, 8]
+    shots = {name: suites[f"{name}-shot"].few_shot for name in ("zero", "two", "three", "six", "eight")}
+    assert list(shots.values()) == [0, 2, 3, 6, 8]
+    assert {"truthfulqa_mc2", "truthfulqa_multilingual_mc2"} <= set(suites["zero-shot"].tasks)
     assert all(not {*one.tasks} & {*other.tasks} for one, other in combinations(suites.values(), 2))
 
 
