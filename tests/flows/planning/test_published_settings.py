@@ -273,7 +273,7 @@ INSTRUCT = {
     "zero-shot/bbq/acc": (63.9, 67.4),
     "zero-shot/blend/acc_norm": (63.6, 66.3),
     "zero-shot/cultural_bench_hard/acc_norm": (72.8, 74.2),
-    "zero-shot/gpqa_main_cot_zeroshot/exact_match/flexible-extract": (27.0, 30.6),
+    "gpqa/gpqa_main_cot_zeroshot/exact_match/flexible-extract": (27.0, 30.6),
     "zero-shot/gsm8k_platinum_cot_zeroshot/exact_match/flexible-extract": (61.6, 74.6),
     "zero-shot/hellaswag/acc_norm": (74.6, 78.1),
     "zero-shot/ifeval/prompt_level_loose_acc": (71.7, 75.2),
@@ -323,6 +323,20 @@ def test_scores_to_compare_with_are_those_of_the_report_by_its_metrics(
     column = SIZES.index(size)
     assert stated("evaluate-instruct", "percent") == {name: both[column] for name, both in INSTRUCT.items()}
     assert stated("evaluate-memorisation", "metric") == MEMORISED[size]
+
+
+def test_answers_are_as_long_as_in_the_fork(recipes: dict[str, Pipeline]) -> None:
+    """swiss-ai/lm-evaluation-harness at 2e1b8685, `max_gen_toks` of each task where the harness has another."""
+    evaluation = recipes["8b"].stages["evaluate-instruct"]
+    assert isinstance(evaluation, EvaluateStage) and evaluation.harness is not None
+    lengths = {
+        task: suite.generation.max_gen_toks
+        for suite in evaluation.harness.suites.values()
+        for task in suite.tasks
+        if suite.generation is not None
+    }
+    longer = ("gpqa_main_cot_zeroshot", "acp_bench", "hendrycks_math", "gsm8k_cot")
+    assert lengths == dict.fromkeys(longer, 2048)
 
 
 def test_tasks_after_alignment_are_those_of_the_report(recipes: dict[str, Pipeline]) -> None:
