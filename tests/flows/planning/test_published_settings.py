@@ -335,8 +335,10 @@ def test_answers_are_as_long_as_in_the_fork(recipes: dict[str, Pipeline]) -> Non
         for task in suite.tasks
         if suite.generation is not None
     }
-    longer = ("gpqa_main_cot_zeroshot", "acp_bench", "hendrycks_math", "gsm8k_cot")
+    longer = ("gpqa_main_cot_zeroshot", "acp_bench", "hendrycks_math", "gsm8k_cot", "humaneval_64_instruct")
     assert lengths == dict.fromkeys(longer, 2048)
+    drawn = evaluation.harness.suites["humaneval"].generation
+    assert drawn is not None and (drawn.do_sample, drawn.temperature, drawn.top_p) == (True, 0.8, 0.95)
 
 
 def test_tasks_after_alignment_are_those_of_the_report(recipes: dict[str, Pipeline]) -> None:
