@@ -272,7 +272,7 @@ INSTRUCT = {
     "zero-shot/arc_multilingual_mean/acc": (36.8, 37.3),
     "zero-shot/bbq/acc": (63.9, 67.4),
     "zero-shot/blend/acc_norm": (63.6, 66.3),
-    "zero-shot/cultural_bench_hard/acc_norm": (72.8, 74.2),
+    "zero-shot/cultural_bench/acc_norm": (72.8, 74.2),
     "gpqa/gpqa_main_cot_zeroshot/exact_match/flexible-extract": (27.0, 30.6),
     "zero-shot/gsm8k_platinum_cot_zeroshot/exact_match/flexible-extract": (61.6, 74.6),
     "zero-shot/hellaswag/acc_norm": (74.6, 78.1),

@@ -40,6 +40,7 @@ GROUPS = {
     "agieval": "acc",
     "arc_multilingual_mean": "acc_norm",
     "bbh_cot_fewshot": "exact_match/get-answer",
+    "cultural_bench": "acc_norm",
     "global_mmlu_full_de": "acc",
     "hellaswag_multilingual_mean": "acc_norm",
     "hendrycks_math": "exact_match",
@@ -66,7 +67,7 @@ PLAIN = Suite(
         "truthfulqa_mc2",  # probability of several right answers
         "hendrycks_math_algebra",  # its own scoring
         "switzerland_qa",  # own task files
-        "cultural_bench_hard",
+        "cultural_bench",
         "blend",
     ],
     few_shot=1,
