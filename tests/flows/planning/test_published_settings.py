@@ -276,6 +276,7 @@ INSTRUCT = {
     "gpqa/gpqa_main_cot_zeroshot/exact_match/flexible-extract": (27.0, 30.6),
     "zero-shot/gsm8k_platinum_cot_zeroshot/exact_match/flexible-extract": (61.6, 74.6),
     "zero-shot/hellaswag/acc_norm": (74.6, 78.1),
+    "zero-shot/hellaswag_multilingual_mean/acc_norm": (52.7, 55.3),
     "zero-shot/ifeval/prompt_level_loose_acc": (71.7, 75.2),
     "zero-shot/mathqa/acc": (32.1, 33.9),
     "zero-shot/mgsm_en_cot/exact_match/flexible-extract": (48.5, 64.3),
