@@ -359,7 +359,10 @@ def test_the_schema_allows_what_the_published_recipes_share() -> None:
 def test_the_plan_says_where_a_task_file_forbids_examples(plans: dict[str, Plan]) -> None:
     pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
     forbidden = "truthfulqa_mc2 without examples (num_fewshot: 0 in the task file)"
-    assert any(forbidden in note for note in plans["8b"].graph.notes)
+    suites = "stages.evaluate-instruct.harness.suites"
+    stated = plan_of("apertus-8b", f"{suites}.six-shot.tasks=[truthfulqa_mc2]")
+    found = [any(forbidden in note for note in plan.graph.notes) for plan in (plans["8b"], stated)]
+    assert found == [False, True]
 
 
 def test_every_task_is_one_of_the_harness() -> None:

@@ -193,6 +193,14 @@ def test_tuning_ends_at_the_checkpoints_that_were_evaluated(
     assert str(align.schedule.warmup) == f"{math.ceil(0.1 * 885)} steps"
 
 
+def test_conversations_of_tuning_that_are_too_long_are_cut(recipes: dict[str, Pipeline]) -> None:
+    """posttraining, train_sft.py: what is left without a trained token is dropped."""
+    for recipe in recipes.values():
+        sft = recipe.stages["sft"]
+        assert isinstance(sft, SftStage)
+        assert (sft.sequence_length, sft.packing, sft.longer) == (4096, "none", "truncate")
+
+
 @pytest.mark.parametrize(
     ("variable", "stage", "other"), [("sft_beta3", "sft", "align"), ("qrpo_beta3", "align", "sft")]
 )
@@ -264,18 +272,19 @@ INSTRUCT = {
     "zero-shot/arc_multilingual_mean/acc": (36.8, 37.3),
     "zero-shot/bbq/acc": (63.9, 67.4),
     "zero-shot/blend/acc_norm": (63.6, 66.3),
-    "zero-shot/cultural_bench_hard/acc_norm": (72.8, 74.2),
-    "zero-shot/gpqa_main_cot_zeroshot/exact_match/flexible-extract": (27.0, 30.6),
+    "zero-shot/cultural_bench/acc_norm": (72.8, 74.2),
+    "gpqa/gpqa_main_cot_zeroshot/exact_match/flexible-extract": (27.0, 30.6),
     "zero-shot/gsm8k_platinum_cot_zeroshot/exact_match/flexible-extract": (61.6, 74.6),
     "zero-shot/hellaswag/acc_norm": (74.6, 78.1),
+    "zero-shot/hellaswag_multilingual_mean/acc_norm": (52.7, 55.3),
     "zero-shot/ifeval/prompt_level_loose_acc": (71.7, 75.2),
     "zero-shot/mathqa/acc": (32.1, 33.9),
     "zero-shot/mgsm_en_cot/exact_match/flexible-extract": (48.5, 64.3),
     "zero-shot/toxigen/acc": (80.2, 70.3),
+    "zero-shot/truthfulqa_mc2/acc": (56.7, 61.2),
+    "zero-shot/truthfulqa_multilingual_mc2/acc": (52.4, 53.7),
     "three-shot/bbh_cot_fewshot/exact_match/get-answer": (55.9, 64.2),
     "three-shot/drop/f1": (49.7, 50.8),
-    "five-shot/truthfulqa_multilingual_mc2/acc": (52.4, 53.7),
-    "six-shot/truthfulqa_mc2/acc": (56.7, 61.2),
     "eight-shot/gsm8k_cot/exact_match/flexible-extract": (62.9, 77.6),
     "humaneval/humaneval_64_instruct/pass@10/create_test": (67.0, 73.0),
     "mbpp/mbpp_instruct/pass_at_1/extract_code": (36.2, 47.0),
@@ -317,8 +326,25 @@ def test_scores_to_compare_with_are_those_of_the_report_by_its_metrics(
     assert stated("evaluate-memorisation", "metric") == MEMORISED[size]
 
 
+def test_answers_are_as_long_as_in_the_fork(recipes: dict[str, Pipeline]) -> None:
+    """swiss-ai/lm-evaluation-harness at 2e1b8685, `max_gen_toks` of each task where the harness has another."""
+    evaluation = recipes["8b"].stages["evaluate-instruct"]
+    assert isinstance(evaluation, EvaluateStage) and evaluation.harness is not None
+    lengths = {
+        task: suite.generation.max_gen_toks
+        for suite in evaluation.harness.suites.values()
+        for task in suite.tasks
+        if suite.generation is not None
+    }
+    longer = ("gpqa_main_cot_zeroshot", "acp_bench", "hendrycks_math", "gsm8k_cot", "humaneval_64_instruct")
+    assert lengths == dict.fromkeys(longer, 2048)
+    drawn = evaluation.harness.suites["humaneval"].generation
+    assert drawn is not None and (drawn.do_sample, drawn.temperature, drawn.top_p) == (True, 0.8, 0.95)
+
+
 def test_tasks_after_alignment_are_those_of_the_report(recipes: dict[str, Pipeline]) -> None:
-    """Table 22: identifiers, numbers of examples; 5.5.2: a tenth of RealToxicityPrompts."""
+    """Table 22: identifiers, numbers of examples (those of TruthfulQA are in its questions, and no turns); 5.5.2:
+    a tenth of RealToxicityPrompts."""
     evaluation = recipes["8b"].stages["evaluate-instruct"]
     assert isinstance(evaluation, EvaluateStage) and evaluation.harness is not None
     suites = evaluation.harness.suites
@@ -327,10 +353,9 @@ def test_tasks_after_alignment_are_those_of_the_report(recipes: dict[str, Pipeli
     assert not {"mgsm_native_cot", "arc_challenge_chat", "gsm8k_platinum_cot"} & set(named)
     assert [task for task in named if task.startswith("truthfulqa_multi")] == ["truthfulqa_multilingual_mc2"]
     assert suites["toxicity"].limit == 99_442 // 10
-    shots = {
-        name: suites[f"{name}-shot"].few_shot for name in ("zero", "two", "three", "five", "six", "eight")
-    }
-    assert list(shots.values()) == [0, 2, 3, 5, 6, 8]
+    shots = {name: suites[f"{name}-shot"].few_shot for name in ("zero", "two", "three", "six", "eight")}
+    assert list(shots.values()) == [0, 2, 3, 6, 8]
+    assert {"truthfulqa_mc2", "truthfulqa_multilingual_mc2"} <= set(suites["zero-shot"].tasks)
     assert all(not {*one.tasks} & {*other.tasks} for one, other in combinations(suites.values(), 2))
 
 

@@ -40,6 +40,7 @@ GROUPS = {
     "agieval": "acc",
     "arc_multilingual_mean": "acc_norm",
     "bbh_cot_fewshot": "exact_match/get-answer",
+    "cultural_bench": "acc_norm",
     "global_mmlu_full_de": "acc",
     "hellaswag_multilingual_mean": "acc_norm",
     "hendrycks_math": "exact_match",
@@ -66,7 +67,7 @@ PLAIN = Suite(
         "truthfulqa_mc2",  # probability of several right answers
         "hendrycks_math_algebra",  # its own scoring
         "switzerland_qa",  # own task files
-        "cultural_bench_hard",
+        "cultural_bench",
         "blend",
     ],
     few_shot=1,
@@ -87,8 +88,8 @@ WRITTEN = Suite(tasks=["ruler_vt"], sequence_lengths=[LENGTH])
 SHIPPED = (
     *(f"evaluate-base/{name}" for name in ("general", "knowledge")),
     "evaluate-long/ruler",
-    *(f"evaluate-instruct/{count}-shot" for count in ("zero", "two", "three", "five", "six", "eight")),
-    *(f"evaluate-instruct/{name}" for name in ("ruler", "humaneval", "mbpp", "toxicity")),
+    *(f"evaluate-instruct/{count}-shot" for count in ("zero", "two", "three", "six", "eight")),
+    *(f"evaluate-instruct/{name}" for name in ("gpqa", "ruler", "humaneval", "mbpp", "toxicity")),
     *(f"evaluate-{model}/{name}" for model in ("before", "after", "chat") for name in ("medical", "truth")),
 )
 
