@@ -327,7 +327,7 @@ def test_scores_to_compare_with_are_those_of_the_report_by_its_metrics(
 
 
 def test_answers_are_as_long_as_in_the_fork(recipes: dict[str, Pipeline]) -> None:
-    """swiss-ai/lm-evaluation-harness at 2e1b8685, `max_gen_toks` of each task where the harness has another."""
+    """swiss-ai/lm-evaluation-harness at 2e1b8685: `max_gen_toks` of the tasks where the harness has less."""
     evaluation = recipes["8b"].stages["evaluate-instruct"]
     assert isinstance(evaluation, EvaluateStage) and evaluation.harness is not None
     lengths = {
@@ -343,8 +343,8 @@ def test_answers_are_as_long_as_in_the_fork(recipes: dict[str, Pipeline]) -> Non
 
 
 def test_tasks_after_alignment_are_those_of_the_report(recipes: dict[str, Pipeline]) -> None:
-    """Table 22: identifiers, numbers of examples (those of TruthfulQA are in its questions, and no turns); 5.5.2:
-    a tenth of RealToxicityPrompts."""
+    """Table 22: identifiers, numbers of examples (TruthfulQA has them in its questions); 5.5.2: a tenth of
+    RealToxicityPrompts."""
     evaluation = recipes["8b"].stages["evaluate-instruct"]
     assert isinstance(evaluation, EvaluateStage) and evaluation.harness is not None
     suites = evaluation.harness.suites
