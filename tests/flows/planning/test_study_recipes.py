@@ -194,7 +194,7 @@ PUBLISHED = {  # steps, tokens: as stated in the papers, or beside the number wh
 }
 LEFT_OUT = {  # figures of which a miniature can say nothing, or of tasks that it does not have
     "optimizer-benchmark": ["z-loss"],
-    "optimizer-consistency": ["instructions", "code"],
+    "optimizer-consistency": ["instructions", "code", "throughout"],
 }
 
 
