@@ -24,10 +24,11 @@ class Axis(Spec):
         "",
         description="the stage of every variant, with `{variant}` in place of its name: sft-{variant}",
     )
-    metric: str = execution(
+    metric: str | list[str] = execution(
         "",
-        description="a number of the stage's manifest, or val_loss. A `*` in the metric of y matches "
-        "numbers, which are then the positions on x: memorisation/greedy/prefix-50/offset-0/rouge_l/*",
+        description="a number of the stage's manifest, or val_loss; of a list, the mean. A `*` in the metric"
+        " of y matches numbers, which are then the positions on x:"
+        " memorisation/greedy/prefix-50/offset-0/rouge_l/*",
     )
     label: str = execution("")
     scale: Literal["linear", "log"] = execution("linear")
@@ -39,6 +40,8 @@ class Axis(Spec):
     def conflicts(self) -> Iterator[str]:
         if bool(self.stage) != bool(self.metric):
             yield "an axis needs both stage and metric, or neither"
+        if isinstance(self.metric, list) and ("*" in "".join(self.metric) or not self.label):
+            yield "an axis with the mean of several metrics needs a label, and has no *"
         if self.stage.count(VARIANT) != 1 and self.stage:
             yield f"'{self.stage}' names no variant; write {VARIANT} once, in place of the variant's name"
 

@@ -132,6 +132,7 @@ def student_t(freedom: int) -> float:
 def _points(spec: FigureSpec, variant: str, text: str, metrics: Metrics) -> Iterator[FigurePoint]:
     of_y = _of(spec.y, variant, metrics)
     if spec.form == "lines":
+        assert isinstance(spec.y.metric, str), "several metrics have no *"
         before, _, after = spec.y.metric.partition("*")
         times = of_y.get(spec.times, 0.0) if spec.times else 1.0
         numbered = re.compile(rf"{re.escape(before)}(\d+){re.escape(after)}")
@@ -151,10 +152,13 @@ def _of(axis: Axis, variant: str, metrics: Metrics) -> Mapping[str, float]:
     return numbers(metrics.get(axis.stage.replace(VARIANT, variant), {}))
 
 
-def _value(metrics: Mapping[str, float], name: str) -> Measurement | None:
-    if name not in metrics:
+def _value(metrics: Mapping[str, float], metric: str | list[str]) -> Measurement | None:
+    """A number with its interval if it has one, or the mean of several numbers."""
+    names = [metric] if isinstance(metric, str) else metric
+    if not metrics.keys() >= {*names}:
         return None
-    return Measurement(metrics[name], metrics.get(f"{name}/low"), metrics.get(f"{name}/high"))
+    interval = (metrics.get(f"{metric}/{end}") for end in ("low", "high"))
+    return Measurement(fmean(metrics[name] for name in names), *interval)
 
 
 def front(points: list[FigurePoint], x_better: str | None, y_better: str | None) -> list[FigurePoint]:

@@ -57,6 +57,7 @@ X = {"stage": "evaluate-{variant}", "metric": "perplexity"}
     [
         ({"y": {}}, "y needs a stage and a metric"),
         ({"y": {"stage": "sft-{variant}"}}, "an axis needs both stage and metric, or neither"),
+        ({"y": {"stage": "sft-{variant}", "metric": ["a", "b"]}}, "mean of several metrics needs a label"),
         ({"y": {"stage": "sft", "metric": "val_loss"}}, "'sft' names no variant; write {variant} once"),
         ({"x": {**X, "metric": "perplexity/*"}}, "only the metric of y may have a *"),
         ({"connect": True}, "connect and front are for points"),

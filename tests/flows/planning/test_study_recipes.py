@@ -12,6 +12,7 @@ import pytest
 
 from flows.planning.plan import Plan, make
 from infra.store import Store
+from specs import trainable
 from specs.dependencies import order
 from specs.mamba import Mamba
 from specs.pipeline import Pipeline
@@ -194,7 +195,7 @@ PUBLISHED = {  # steps, tokens: as stated in the papers, or beside the number wh
 }
 LEFT_OUT = {  # figures of which a miniature can say nothing, or of tasks that it does not have
     "optimizer-benchmark": ["z-loss"],
-    "optimizer-consistency": ["instructions", "code"],
+    "optimizer-consistency": ["instructions", "code", "throughout"],
 }
 
 
@@ -363,19 +364,23 @@ def test_sparse_attention_and_its_control_cost_a_quarter_of_the_pairs(store: Sto
 def test_students_without_attention_differ_in_how_they_begin_and_read_equal_tokens(store: Store) -> None:
     plan = planned("mamba-mini", store)
     data = {"tokenizer": 1, "corpus": 2, "mixture": 1}
-    assert kinds(plan) == data | {"pretrain": 1, "distill": 18, "evaluate": 13}
+    assert kinds(plan) == data | {"pretrain": 1, "distill": 24, "evaluate": 19}
     teacher = segment(plan, "teacher")
     for seed in (28, 29, 30):
-        attention, control = (
+        attention, control, resting, resting_control, hybrid = (
             cast(DistillSegment, plan.graph.nodes[f"student-{name}-{seed}"].part)
-            for name in ("attention", "random")
+            for name in ("attention", "random", "resting-attention", "resting-random", "resting-hybrid")
         )
-        assert attention.mamba is not None and control.mamba is not None
-        assert attention.mamba.model_copy(update={"initial": "random"}) == control.mamba
-        assert attention.model_copy(update={"mamba": control.mamba}) == control
+        for student, other in ((attention, control), (resting, resting_control)):
+            assert student.mamba is not None and other.mamba is not None
+            assert student.mamba.model_copy(update={"initial": "random"}) == other.mamba
+            assert student.model_copy(update={"mamba": other.mamba}) == other
+        assert attention.model_copy(update={"trainable": resting.trainable}) == resting
+        at_rest = trainable.sizes(resting.model).keys() - trainable.trained(resting.model, resting.trainable)
+        assert at_rest == {name for name in trainable.sizes(resting.model) if ".feed_forward." in name}
         assert attention.model.mamba_layers == [0, 1] and attention.teacher == teacher.model
-        assert segment(plan, f"student-hybrid-{seed}").model.mamba_layers == [0]
-        stages = [segment(plan, name + f"orient-{seed}") for name in ("", "align-", "staged-align-")]
+        assert hybrid.model.mamba_layers == [0] and hybrid.trainable == resting.trainable
+        stages = [segment(plan, f"{name}-{seed}") for name in ("orient", "align", "staged")]
         assert [one.objective for one in stages] == ["alignment", "alignment", "distillation"]
         assert sum(one.end_step for one in stages) == attention.end_step
         assert {one.tokens_per_step for one in stages} == {attention.tokens_per_step}

@@ -213,6 +213,12 @@ def test_numbers_that_a_logarithmic_axis_has_no_place_for_are_counted() -> None:
     assert "Not drawn" not in few.summary  # a few places are evenly spaced
 
 
+def test_several_metrics_are_drawn_as_their_mean_where_all_are_there() -> None:
+    spec = figure(y={"stage": "e-{variant}", "metric": ["m", "n"], "label": "mean"}, series={"s": "*"})
+    found = experiment_of(spec, {"e-a": {"m": 1.0, "n": 4.0, "m/low": 0.0}, "e-b": {"m": 1.0}})
+    assert [point.y for point in found.points["s"]] == [Measurement(2.5)] and found.missing == ["b"]
+
+
 def test_a_variant_without_its_number_is_left_out_and_named() -> None:
     spec = figure(x={"stage": "p-{variant}", "metric": "loss"}, series={"s": {"a-*": "", "b": "said"}})
     results = {
