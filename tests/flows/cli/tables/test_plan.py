@@ -138,6 +138,8 @@ def test_parts_and_variants_that_are_alike_are_one_row_with_their_sum(plans: dic
     ]
     assert takes[3:5] == ["64", flop(sum(node.flops for node in sft))]
     assert len(printed(plan, 140)) < 150 < len(plan.steps)
+    (chosen,) = [line for line in printed(plan, 140, terminal=False) if "is chosen when" in line]
+    assert chosen.endswith("(and 29 more like it; --details has them)")
 
 
 def test_details_have_a_row_for_each_part(plans: dict[str, Plan]) -> None:
