@@ -4,8 +4,9 @@ Invariants: nothing here decides anything; every number comes from the plan. Par
 equal rows share one row with their sum; `details` shows each part. `--json` has everything, without folding.
 """
 
+import re
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from typing import NamedTuple
 
 from rich.console import Console
@@ -157,13 +158,23 @@ def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
         console.print(tables.corpus_table(estimates, width))
     if plan.source_usage:
         console.print(source_usage_table(plan, details, width))
-    for note in plan.graph.notes:
+    for note in _notes(plan, details):
         show_item(console, "note", note)
     for suite, names in plan.graph.tasks.items() if details else ():
         for name, tasks in names.items():
             if tasks != [name]:
                 show_item(console, "tasks", f"{suite}: {name} is {', '.join(tasks)}")
     show_advice(console, plan, details)
+
+
+def _notes(plan: Plan, details: bool) -> Iterator[str]:
+    """The notes. Without `details`, the first of those that differ only in which variant they name."""
+    alike: dict[str, list[str]] = {}
+    for note in plan.graph.notes:
+        common = note if details else re.sub(r"[\w.-]+", lambda word: plan.pipeline.family(word[0]), note)
+        alike.setdefault(common, []).append(note)
+    for first, *others in alike.values():
+        yield first + f" (and {len(others)} more like it; --details has them)" * bool(others)
 
 
 def show_item(console: Console, label: str, text: str, style: str = "", indent: int = 0) -> None:
