@@ -193,8 +193,9 @@ PUBLISHED = {  # steps, tokens: as stated in the papers, or beside the number wh
     "optimizer-benchmark": {"pretrain-ademamix-28-1e-3": (128_000, 16_777_216_000)},
     "ademamix-forgetting": {"before-ademamix-28-1e-3": (100_000, 6_553_600_000)},
 }
-LEFT_OUT = {  # figures of which a miniature can say nothing, or of tasks that it does not have
+LEFT_OUT = {  # figures of which a miniature can say nothing, of tasks that it does not have, or in another
     "optimizer-benchmark": ["z-loss"],
+    "wso": ["fine-tuned"],
     "optimizer-consistency": ["instructions", "code", "throughout"],
 }
 

@@ -128,18 +128,18 @@ def test_parts_and_variants_that_are_alike_are_one_row_with_their_sum(plans: dic
         for name in plan.steps
         if plan.pipeline.family(plan.steps[name].node.stage) == "sft"
     ]
-    done, takes = [row for row in rows if row[:3] == ["sft:", "240", "variants"]]
-    assert len(sft) == 30 * 8
+    done, takes = [row for row in rows if row[:3] == ["sft:", "720", "variants"]]
+    assert len(sft) == 30 * 3 * 8
     assert done[3:] == [
         "declared",
-        amount(240 * 2000),
-        amount(240 * 2000 * 128 * 2048),
+        amount(720 * 2000),
+        amount(720 * 2000 * 128 * 2048),
         flop(sum(node.flops for node in sft)),
     ]
     assert takes[3:5] == ["64", flop(sum(node.flops for node in sft))]
     assert len(printed(plan, 140)) < 150 < len(plan.steps)
     (chosen,) = [line for line in printed(plan, 140, terminal=False) if "is chosen when" in line]
-    assert chosen.endswith("(and 29 more like it; --details has them)")
+    assert chosen.endswith("(and 89 more like it; --details has them)")
 
 
 def test_details_have_a_row_for_each_part(plans: dict[str, Plan]) -> None:
@@ -200,12 +200,12 @@ def test_variants_that_get_the_same_advice_get_it_once(plans: dict[str, Plan]) -
     begin = lines.index("advice decay-before-sft")
     assert lines[begin + 1].startswith("  why: ")
     (line,) = lines[begin + 2 :]
-    assert line.startswith("  sft-base-wsd-0.1-5e-7: ")
-    # of the 30 models, four never decay their rate; eight rates each
-    assert "(and 207 more of sft; --details has them)" in line
+    assert line.startswith("  sft-base-wsd-0.1-28-5e-7: ")
+    # of the 30 models, four never decay their rate; three seeds and eight rates each
+    assert "(and 623 more of sft; --details has them)" in line
     assert (
         sum(line.startswith("  sft") for line in printed(plan, 100, terminal=False, details=True))
-        == (30 - 4) * 8
+        == (30 - 4) * 3 * 8
     )
 
 
