@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import sys
 import time
 from datetime import UTC, datetime
@@ -23,9 +22,10 @@ from benchmarks.gpu.race import Gpu, Race, gpu, tasks_of
 from benchmarks.gpu.records import Record, Row, page
 from benchmarks.gpu.shapes import Task, shapes, tiny
 from flows.execution.rehearsal import run_ranks
+from infra.store.writing.attempt import installed_versions
 from specs.cluster import known_gpu
 from specs.errors import StageError
-from tools.gpu_check import nvidia_smi, versions
+from tools.gpu_check import PACKAGES, nvidia_smi
 from tools.record import commit
 
 NAME = "gpu_speed"  # of the record and the page
@@ -44,7 +44,7 @@ def machine(device: Gpu | None) -> dict[str, str]:
         if device.older_torch:
             facts["weights of torchtitan"] = "cast by autocast: this torch is older than its FSDP needs"
         facts |= nvidia_smi("driver_version", "power.limit", "clocks.max.sm")
-    return facts | {"python": platform.python_version(), **versions()}
+    return facts | installed_versions(PACKAGES)
 
 
 def rehearse(tasks: list[Task], rows: dict[Task, Row], name: str, device: str) -> None:
