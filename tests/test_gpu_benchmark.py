@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from apertus_model.rehearsal.records import Operators, Rehearsed
+from apertus_model.rehearsal.records import Operators, RankFailure, RankReport, RankTask, Rehearsed
+from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import race
 from benchmarks.gpu.profile import CLASSES, GAPS, STEPS, class_of, predicted, seconds_by_class
-from benchmarks.gpu.race import OUT_OF_TIME, Race, groups, tasks_of
+from benchmarks.gpu.race import OUT_OF_TIME, ROUNDS, Race, groups
 from benchmarks.gpu.records import Record, Round, Row, page
-from benchmarks.gpu.shapes import BARE, LIMIT, TITAN, Contender, Task, shapes, tiny
+from benchmarks.gpu.shapes import BARE, LIMIT, TITAN, Shape, Trial, shapes, tiny, trials
 from flows.planning.estimate import flops
 from specs.cluster import known_gpu
 
@@ -24,8 +26,16 @@ SMALL = shapes()[1]
 GPU = (9, 0)  # its compute capability
 
 
-def row(race_: Race, name: str) -> Row:
-    return next(row for task, row in race_.rows.items() if task.contender.name == name)
+def row(measured: Race, name: str) -> Row:
+    return next(row for trial, row in measured.rows.items() if trial.name == name)
+
+
+def run(entries: list[Trial], capability: tuple[int, int] | None, *, seconds: float, profile: bool) -> Race:
+    """A finished race of contenders that all fit on the GPU together."""
+    measured = Race(entries, capability, seconds)
+    for _ in measured.run(1e15, profile):
+        assert Record(made="today", machine={}, sheet=None, seconds=1, rows=[*measured.rows.values()])
+    return measured
 
 
 @pytest.mark.slow
@@ -33,46 +43,44 @@ def test_all_contenders_train_the_same_tokens_and_the_same_model_with_the_same_l
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(race, "PATIENCE", 900.0)  # this machine may be busy
-    tasks, left_out = tasks_of([tiny(SMALL)], None)
-    assert {task.contender.compiled for task in left_out} == {True}
-    tasks.append(Task(tasks[0].shape, Contender("broken", "nothing")))  # type: ignore[arg-type]
-    whole = Race(tasks, left_out, seconds=900, tiny=True)
-    whole.run(memory=1e12, rounds=2, passes=1, profile=True)
+    shape = tiny(SMALL)
+    broken = Trial(shape, "broken", "nothing")  # type: ignore[arg-type]
+    whole = run([*trials(shape), broken], None, seconds=900, profile=True)
     trained = [LIMIT, "ours, eager", f"{TITAN}, eager", BARE]
     assert row(whole, "broken").why == "KeyError: 'nothing'"
     assert [row(whole, name).why for name in trained] == [""] * len(trained)
-    shape = tasks[0].shape
     tokens = {part.tokens for name in trained for part in row(whole, name).rounds}
     assert tokens == {shape.steps * shape.tokens}
-    assert all(len(row(whole, name).rounds) == 2 for name in trained)
+    assert all(len(row(whole, name).rounds) == ROUNDS for name in trained)
     ours, bare = row(whole, "ours, eager").first_loss, row(whole, BARE).first_loss
     assert ours == pytest.approx(bare, rel=1e-6)
     for name in trained[1:]:
         profile = row(whole, name).profile
         assert profile["products"] > 0
         assert set(profile) == set(CLASSES)
-    record = Record(
-        date="today", commit="abc", machine={"GPU": "none"}, seconds=1, rows=[*whole.rows.values()]
-    )
+    record = Record(made="today", machine={"GPU": "none"}, sheet=None, seconds=1, rows=[*whole.rows.values()])
     assert Record.model_validate_json(record.model_dump_json()) == record
-    text = page(record, tasks)
+    text = page(record)
     assert f"x {TITAN}, eager" in text
     assert "| KeyError: 'nothing' |" in text
-    assert "| compiled layers are compared on a GPU |" in text
+    assert text.count("| compiled layers are compared on a GPU |") == 5
 
 
-def serve(task: Task, threads: int, connection: Any) -> None:
+def serve(trial: Trial, threads: int, folder: str, connection: Any) -> None:
     """A process of a contender, without torch."""
-    name = task.contender.name
-    if name == BARE:
+    if trial.name == "ours, deterministic":
+        os.kill(os.getpid(), signal.SIGKILL)  # before it has read what it is asked
+    assert connection.recv() == "build"
+    if trial.name == BARE:
         time.sleep(600)
-    connection.send({"first_loss": 1.5, "peak_memory": None})
+    connection.send((float("nan"), None))
     while request := connection.recv():
-        if name == f"{TITAN}, eager":
+        if trial.name == f"{TITAN}, eager":
             os._exit(3)
-        if name == f"{TITAN}, compiled":
+        if trial.name == f"{TITAN}, compiled":
             raise ValueError("no such kernel\nmore")
-        connection.send(dict.fromkeys(CLASSES, 1.0) if request == "profile" else (10 * request, 0.5))
+        seconds = dict.fromkeys(CLASSES, 1.0)
+        connection.send(seconds if request == "profile" else (10 * trial.shape.steps, 0.5))
 
 
 @pytest.fixture
@@ -83,36 +91,33 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(race, "context", lambda tiny: multiprocessing.get_context("fork"))
 
 
-@pytest.mark.usefixtures("faked")
-def test_contenders_that_fail_or_hang_are_rows_that_say_why_and_the_others_continue() -> None:
-    tasks, left_out = tasks_of([SMALL], (8, 0))
-    whole = Race(tasks, left_out, seconds=900, tiny=True)
-    whole.run(memory=1e15, rounds=2, passes=2, profile=True)
-    reasons = {name: row(whole, name).why for name in (*FAIL, LIMIT, "ours, eager")}
-    assert reasons == {**FAIL, LIMIT: "", "ours, eager": ""}
-    assert [(part.group, part.number) for part in row(whole, LIMIT).rounds] == [
-        (0, 0),
-        (0, 1),
-        (1, 0),
-        (1, 1),
-    ]
-    assert row(whole, "ours, eager").speeds == [20 * SMALL.steps] * 4
-    assert row(whole, "ours, eager").profile[GAPS] == 1
-
-
 FAIL = {
     BARE: "it did not answer in 5 seconds",
     f"{TITAN}, eager": "its process ended with code 3",
     f"{TITAN}, compiled": "ValueError: no such kernel",
     "ours, float8": "this GPU has no float8",
+    "ours, deterministic": "its process ended with code -9",
 }
 
 
 @pytest.mark.usefixtures("faked")
+def test_contenders_that_fail_or_hang_are_rows_that_say_why_and_the_others_continue() -> None:
+    whole = run(trials(SMALL), (8, 0), seconds=900, profile=True)
+    reasons = {name: row(whole, name).why for name in (*FAIL, LIMIT, "ours, eager")}
+    assert reasons == {**FAIL, LIMIT: "", "ours, eager": ""}
+    assert [(part.group, part.number) for part in row(whole, LIMIT).rounds] == [(0, 0), (0, 1), (0, 2)]
+    assert row(whole, "ours, eager").speeds == [20 * SMALL.steps] * ROUNDS
+    assert row(whole, "ours, eager").profile[GAPS] == 1
+    record = Record(
+        made="today", machine={"name": "NVIDIA A100"}, sheet="A100", seconds=1, rows=[*whole.rows.values()]
+    )
+    assert len(Record.model_validate_json(record.model_dump_json()).rows) == len(trials(SMALL))
+    assert "ValueError: no such kernel" in page(record)
+
+
+@pytest.mark.usefixtures("faked")
 def test_when_the_time_is_over_what_was_not_measured_is_named() -> None:
-    tasks, left_out = tasks_of([SMALL], GPU)
-    short = Race(tasks, left_out, seconds=0, tiny=True)
-    short.run(memory=1e12, rounds=2, passes=1, profile=False)
+    short = run(trials(SMALL), GPU, seconds=0, profile=False)
     assert {row.why for row in short.rows.values()} == {OUT_OF_TIME}
 
 
@@ -121,33 +126,29 @@ def test_the_limit_makes_the_products_that_the_plan_counts(tmp_path: Path) -> No
     from benchmarks.gpu.contenders import limit
     from tests.apertus_model.step_costs import flop_counter
 
-    task = tasks_of([tiny(SMALL)], None)[0][0]
-    running = limit(task, str(tmp_path))
+    trial = trials(tiny(SMALL))[0]
+    step, _ = limit(trial, str(tmp_path))
     with flop_counter() as counter:
-        running.step()
-    assert counter.get_total_flops() == flops.training(task.segment) * running.tokens()
+        tokens = step()
+    assert counter.get_total_flops() == flops.training(trial.segment) * tokens
 
 
-def test_llama_has_nearly_as_many_parameters_and_the_same_operations() -> None:
-    for shape in shapes():
-        tasks, _ = tasks_of([shape], GPU)
-        ours, theirs = (next(t for t in tasks if t.contender.kind == kind) for kind in ("ours", "torchtitan"))
-        assert theirs.model.parameters == pytest.approx(ours.model.parameters, rel=1e-3)
-        assert flops.training(theirs.segment) == flops.training(ours.segment)
-    assert shapes()[0].model.vocab_size == 131_072
+@pytest.mark.parametrize("shape", shapes(), ids=lambda shape: shape.name)
+def test_llama_has_nearly_as_many_parameters_and_the_same_operations(shape: Shape) -> None:
+    ours, theirs = (next(t for t in trials(shape) if t.kind == kind) for kind in ("ours", "torchtitan"))
+    assert theirs.model.parameters == pytest.approx(ours.model.parameters, rel=1e-3)
+    assert flops.training(theirs.segment) == flops.training(ours.segment)
 
 
 def test_what_fits_together_is_a_group_with_the_limit_and_the_important_ones_come_first() -> None:
-    tasks, left_out = tasks_of(shapes(), GPU)
-    assert left_out == {}
-    planned = groups(tasks, 141e9)
-    assert all(sum(task.memory for task in group) < 141e9 for group in planned)
-    assert all(group[0].contender.name == LIMIT for group in planned)
-    assert {task for group in planned for task in group} == set(tasks)
-    names = [task.contender.name for task in planned[0]]
-    assert names[1:3] == ["ours, compiled", f"{TITAN}, compiled"]
+    entries = [trial for shape in shapes() for trial in trials(shape)]
+    planned = groups(entries, 141e9)
+    assert all(sum(trial.memory for trial in group) < 141e9 for group in planned)
+    assert all(group[0].name == LIMIT for group in planned)
+    assert {trial for group in planned for trial in group} == set(entries)
+    assert [trial.name for trial in planned[0]][1:3] == ["ours, compiled", f"{TITAN}, compiled"]
     assert [group[0].shape.name for group in planned[:3]] == [shape.name for shape in shapes()]
-    assert {len(group) for group in groups(tasks, 1e9)} == {2}
+    assert {len(group) for group in groups(entries, 1e9)} == {2}
 
 
 def test_ratios_are_of_rounds_in_turns_and_else_of_medians() -> None:
@@ -155,7 +156,7 @@ def test_ratios_are_of_rounds_in_turns_and_else_of_medians() -> None:
         rounds = [
             Round(group=group, number=number, tokens=100, seconds=time) for number, time in enumerate(seconds)
         ]
-        return Row(shape="s", contender="c", parameters=1, tokens_per_step=1, rounds=rounds)
+        return Row(shape="s", contender="c", parameters=1, rounds=rounds)
 
     assert measured(0, 1, 2).beside(measured(0, 2, 2)) == [2, 1]
     assert measured(0, 1, 1).beside(measured(1, 4, 4)) == [4]
@@ -232,6 +233,24 @@ def test_predictions_have_the_same_classes() -> None:
     )  # fmt: skip
     expected = dict.fromkeys(CLASSES, 0.0) | {"products": 4, "optimizer": 2, "other": 1, GAPS: 0.5}
     assert predicted(report) == expected
+
+
+def test_a_record_gets_predictions_later_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reports(asked: list[RankTask]) -> list[RankReport]:
+        assert {(task.gpu, task.device) for task in asked} == {("H200", "cuda")}
+        rehearsed = Rehearsed.model_construct(operators=[], compute_seconds=1.0, waited_seconds=0.5)
+        failure = RankFailure(error="no such name", place="")
+        return [RankReport.model_construct(rehearsed=rehearsed), RankReport(rank=0, failure=failure)]
+
+    monkeypatch.setattr(command, "run_ranks", reports)
+    rows = [
+        Row(shape=SMALL.name, contender=name, parameters=1, profile=dict.fromkeys(CLASSES, 1.0))
+        for name in ("ours, eager", BARE, "ours, float8")
+    ]
+    record = Record(made="today", machine={}, sheet="H200", seconds=1, rows=rows)
+    command.rehearse(record)
+    assert [bool(row.predicted) for row in rows] == [True, False, False]
+    assert record.machine == {"not predicted": "no such name"}
 
 
 def test_a_device_has_the_data_sheet_of_its_name_and_memory() -> None:

@@ -8,27 +8,43 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from shutil import which
+from typing import NamedTuple
 from xml.etree import ElementTree
 
-from tools.record import commit, outcome_of
+from infra.store.writing.attempt import installed_versions
+from specs.cluster import known_gpu
+from tools.record import outcome_of, stamp, table
 
-PACKAGES = ("torch", "triton", "torchtitan", "torchao", "transformers", "flash-attn", "vllm")
+PACKAGES = (
+    "torch", "nvidia-cuda-runtime", "nvidia-cublas", "nvidia-cudnn-cu13", "triton", "torchtitan", "torchao",
+    "transformers", "flash-attn", "flash-attn-3", "vllm",
+)  # fmt: skip
 RESULTS = {"passed": "passed", "failed": "**failed**", "skipped": "not applicable"}
 
 
-def versions() -> dict[str, str]:
-    """The installed ones of `PACKAGES`."""
-    installed = {}
-    for name in PACKAGES:
-        try:
-            installed[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return installed
+class Device(NamedTuple):
+    """The GPU of a machine, as CUDA names it."""
+
+    name: str
+    memory: int  # bytes
+    capability: tuple[int, int]
+
+    @property
+    def sheet(self) -> str | None:
+        """Its name in `specs.cluster.GPUS`; None if no data sheet is known."""
+        return known_gpu(self.name, self.memory)
+
+
+def first_gpu() -> Device | None:
+    """The first GPU; None without one. Uses CUDA, so that this process cannot be forked any more."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    gpu = torch.cuda.get_device_properties(0)
+    return Device(gpu.name, gpu.total_memory, (gpu.major, gpu.minor))
 
 
 def nvidia_smi(*fields: str) -> dict[str, str]:
@@ -39,6 +55,12 @@ def nvidia_smi(*fields: str) -> dict[str, str]:
     answer = subprocess.run(query, capture_output=True, text=True, check=False)
     values = next(iter(answer.stdout.splitlines()), "").split(", ") if answer.returncode == 0 else ()
     return dict(zip(fields, values, strict=False))
+
+
+def machine() -> dict[str, str]:
+    """What the machine is, for a record: its first GPU, and the versions of what computes."""
+    gpu = nvidia_smi("name", "memory.total", "compute_cap", "driver_version", "power.limit", "clocks.max.sm")
+    return (gpu or {"GPU": "none"}) | installed_versions(PACKAGES)
 
 
 def name_of(case: ElementTree.Element) -> str:
@@ -52,8 +74,8 @@ def found_by(case: ElementTree.Element) -> str:
     """The measurements of a check, and why it failed or does not apply."""
     lines = [f"{fact.attrib['name']}: {fact.attrib['value']}" for fact in case.iter("property")]
     for answer in (*case.findall("failure"), *case.findall("error"), *case.findall("skipped")):
-        lines.append(answer.attrib.get("message", "").strip().splitlines()[0])
-    return "; ".join(lines).replace("|", "\\|")
+        lines.append(answer.attrib.get("message", "").strip().partition("\n")[0])
+    return "; ".join(lines)
 
 
 def report(file: str) -> str:
@@ -61,17 +83,17 @@ def report(file: str) -> str:
     cases = list(ElementTree.parse(file).iter("testcase"))
     outcomes = [outcome_of(case) for case in cases]
     counts = ", ".join(f"{outcomes.count(kind)} {RESULTS[kind].strip('*')}" for kind in RESULTS)
+    rows = [
+        (name_of(case), RESULTS[outcome], f"{float(case.attrib['time']):.0f}", found_by(case))
+        for case, outcome in zip(cases, outcomes, strict=True)
+    ]
     lines = [
         "# GPU check",
         "",
-        f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}. **{counts}.** Written by `make gpu-check`.",
+        f"{stamp()}. **{counts}.** Written by `make gpu-check`.",
         "",
-        "| check | result | seconds | found |",
-        "|---|---|---|---|",
+        *table(("check", "result", "seconds", "found"), rows),
     ]
-    for case, outcome in zip(cases, outcomes, strict=True):
-        seconds = float(case.attrib["time"])
-        lines.append(f"| {name_of(case)} | {RESULTS[outcome]} | {seconds:.0f} | {found_by(case)} |")
     for case, outcome in zip(cases, outcomes, strict=True):
         if outcome == "failed":
             texts = [answer.text or "" for answer in (*case.findall("failure"), *case.findall("error"))]
@@ -80,6 +102,6 @@ def report(file: str) -> str:
 
 
 if __name__ == "__main__":
-    table = report(sys.argv[1])
-    Path(sys.argv[2]).write_text(table)
-    sys.stdout.write(table)
+    text = report(sys.argv[1])
+    Path(sys.argv[2]).write_text(text)
+    sys.stdout.write(text)

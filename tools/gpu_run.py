@@ -17,11 +17,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
-
-import torch
 
 from flows.format import amount, duration
 from flows.planning.plan import Plan, make
@@ -34,8 +31,9 @@ from infra.store import Store
 from specs.base import flatten
 from specs.recipe import load
 from tests.e2e.conftest import ROOT, Run
+from tools.gpu_check import machine
 from tools.picture import LINE, as_svg, svg_text
-from tools.record import commit
+from tools.record import stamp, table
 
 PAGE = ROOT / "docs" / "gpu_run.md"
 BEGINS = 900.0  # seconds until the second run has a checkpoint to be killed after
@@ -64,15 +62,6 @@ class Recipe(NamedTuple):
 
     def start(self, store: Path) -> Run:
         return Run(store.parent, "run", self.file, "--store", str(store), overrides=self.overrides)
-
-
-class Kill(NamedTuple):
-    """A kill of every process of a run, with SIGKILL. `step`: of the last checkpoint before it; `steps`: of
-    the part."""
-
-    part: str
-    step: int
-    steps: int
 
 
 def finish(run: Run) -> None:
@@ -110,8 +99,9 @@ def share(plan: Plan, store: Path, stage: str) -> None:
     shutil.copytree(root, store, copy_function=place, ignore=left_out)
 
 
-def kill_and_resume(recipe: Recipe, store: Path, stage: str) -> Kill:
-    """Runs a recipe, kills it after the first checkpoint of a stage, and runs it again to its end."""
+def kill_and_resume(recipe: Recipe, store: Path, stage: str) -> str:
+    """Runs a recipe, kills all its processes after the first checkpoint of a stage, and runs it again to its
+    end. Returns where it was killed, in words."""
     plan = recipe.plan(store)
     node = plan.graph.of(stage)[0]
     artifact = node.artifact(plan.store)
@@ -127,7 +117,7 @@ def kill_and_resume(recipe: Recipe, store: Path, stage: str) -> Kill:
     plan = recipe.plan(store)
     attempts = [attempt for attempt, _ in planned_part(plan, plan.graph.nodes[node.name]).attempts()]
     assert len({*attempts}) == 2, f"{node.name} has rows of {attempts}, so it did not resume"
-    return Kill(node.name, step, node.end_step or 0)
+    return f"after the checkpoint of step {step:,} of {node.end_step:,} of `{node.name}`"
 
 
 def bits(plan: Plan, name: str) -> object:
@@ -190,49 +180,39 @@ def curves(plan: Plan) -> str:
 
 
 def photograph(report: Path, picture: Path) -> bool:
-    """Makes a picture of the report's beginning; False on a machine without Chromium."""
+    """Makes a picture of the report's beginning; False where there is no Chromium, or it fails."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is not None:
-        flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1280,1800"]
-        command = [browser, *flags, "--virtual-time-budget=20000", f"--screenshot={picture}", report.as_uri()]
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
-    return browser is not None
+    if browser is None:
+        return False
+    flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1280,1800"]
+    command = [browser, *flags, "--virtual-time-budget=20000", f"--screenshot={picture}", report.as_uri()]
+    return subprocess.run(command, check=False, capture_output=True, timeout=300).returncode == 0
 
 
-def machine() -> str:
-    """The GPUs with their driver and CUDA's version; the number of cores on a machine without."""
-    if shutil.which("nvidia-smi") is None:
-        return f"{os.cpu_count()} CPU cores"
-    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()
-    return f"{'; '.join(names)}, CUDA {torch.version.cuda}"
-
-
-def page(plan: Plan, seconds: float, kill: Kill, outcome: dict[str, bool], images: dict[str, str]) -> str:
-    """The page in Markdown. `outcome`: whether a part of both runs has the same bits; `images`: captions by
-    their links."""
-    versions = planned_parts(plan)[kill.part].versions
-    software = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch") if name in versions)
+def comparison(killed: str, outcome: dict[str, bool]) -> str:
+    """What the second run showed. `outcome`: whether a part of both runs has the same bits."""
     other = [f"`{name}`" for name, same in outcome.items() if not same]
-    gpu = f" of {plan.pipeline.cluster.gpu} in bfloat16" if plan.pipeline.cluster else ""
     differ = f" Others differ: {', '.join(other)}." if other else ""
+    return (
+        f" A second run began with the parts before. All its processes were killed {killed}, and the same"
+        f" command resumed it. It made {len(outcome)} parts; **{len(outcome) - len(other)} have the bits of"
+        f" the first run**.{differ} Compared were all metrics but times, and the SHA-256 of all files but the"
+        " model card and tables of metrics, which state times."
+    )
+
+
+def page(plan: Plan, seconds: float, compared: str, images: dict[str, str]) -> str:
+    """The page in Markdown. `compared`: by `comparison`; `images`: captions by their links."""
+    gpu = f" of {plan.pipeline.cluster.gpu} in bfloat16" if plan.pipeline.cluster else ""
+    described = "; ".join(f"{name}: {value}" for name, value in machine().items())
     lines = [
         "# A run on a GPU",
         "",
-        f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {machine()}, {software}. Written by"
-        " `python -m tools.gpu_run`.",
+        f"{stamp()}. Written by `python -m tools.gpu_run`. {described}.",
         "",
-        f"`{plan.pipeline.name}` ran from its sources to its end in **{duration(seconds)}**. A second run"
-        f" began with the parts before `{kill.part}`. All its processes were killed after the checkpoint of"
-        f" step {kill.step:,} of {kill.steps:,}, and the same command resumed it. It made"
-        f" {len(outcome)} parts; **{len(outcome) - len(other)} have the bits of the first run**.{differ}",
+        f"`{plan.pipeline.name}` ran from its sources to its end in **{duration(seconds)}**.{compared}",
         "",
-        "Compared were all metrics but times, and the SHA-256 of all files but the model card and tables of"
-        " metrics, which state times.",
-        "",
-        f"| {' | '.join(HEADINGS)} |",
-        "|---" * len(HEADINGS) + "|",
-        *(f"| {' | '.join(row)} |" for row in rows(plan)),
+        *table(HEADINGS, rows(plan)),
         "",
         "Seconds are sums over the parts of a stage; parts of other stages may have run beside them. A share"
         f" is that of the dense peak{gpu}.",
@@ -256,11 +236,6 @@ def main(arguments: Sequence[str]) -> bool:
     finish(recipe.start(folder / "uninterrupted"))
     seconds = time.monotonic() - begun
     plan = recipe.plan(folder / "uninterrupted")
-    again = dependent(plan, asked.stage)
-    share(plan, folder / "killed", asked.stage)
-    kill = kill_and_resume(recipe, folder / "killed", asked.stage)
-    resumed = recipe.plan(folder / "killed")
-    outcome = {part: bits(plan, part) == bits(resumed, part) for part in again}
     if plan.pipeline.cluster is not None:
         plan = recipe.plan(folder / "uninterrupted", "cluster.mfu=measured")
     report, images, name = folder / "report.html", asked.page.parent / "images", asked.page.stem
@@ -270,7 +245,13 @@ def main(arguments: Sequence[str]) -> bool:
     captions = {f"images/{name}.svg": "Training loss, in nats per token, over tokens"}
     if photograph(report, images / f"{name}.png"):
         captions[f"images/{name}.png"] = "The report of the run"
-    asked.page.write_text(page(plan, seconds, kill, outcome, captions))
+    asked.page.write_text(page(plan, seconds, "", captions))  # kept if the second run fails
+    again = dependent(plan, asked.stage)
+    share(plan, folder / "killed", asked.stage)
+    killed = kill_and_resume(recipe, folder / "killed", asked.stage)
+    resumed = recipe.plan(folder / "killed")
+    outcome = {part: bits(plan, part) == bits(resumed, part) for part in again}
+    asked.page.write_text(page(plan, seconds, comparison(killed, outcome), captions))
     return all(outcome.values())
 
 

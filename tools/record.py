@@ -11,6 +11,7 @@ import platform
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from shutil import which
@@ -32,6 +33,18 @@ def commit() -> str:
         return "unknown"
     asked = ["git", "rev-parse", "--short", "HEAD"]
     return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+def stamp() -> str:
+    """The date and the commit."""
+    return f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}"
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown; a `|` in a cell is escaped."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    return [f"| {' | '.join(line)} |" for line in escaped]
 
 
 def folder_of(module: str) -> str:
@@ -62,7 +75,7 @@ def report(files: list[str]) -> str:
         "# The last run of all tests",
         "",
         (
-            f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, Python {platform.python_version()}, torch"
+            f"{stamp()}, Python {platform.python_version()}, torch"
             f" {metadata.version('torch')}, {os.cpu_count()} CPU cores. Written by `make test-all`."
         ),
         "",
@@ -70,13 +83,9 @@ def report(files: list[str]) -> str:
         + ", ".join(f"{int(totals[name]):,} {name}" for name in OUTCOMES)
         + f"**, {totals['seconds'] / 60:.0f} minutes of tests in {wall / 60:.0f} minutes.",
         "",
-        "| tests | passed | skipped | failed | seconds |",
-        "|---|---|---|---|---|",
-        *(
-            f"| {folder} | "
-            + " | ".join(f"{int(row[name])}" for name in OUTCOMES)
-            + f" | {row['seconds']:.0f} |"
-            for folder, row in sorted(rows.items())
+        *table(
+            ("tests", *OUTCOMES, "seconds"),
+            ((folder, *(f"{number:.0f}" for number in row.values())) for folder, row in sorted(rows.items())),
         ),
         "",
         "Failed: "

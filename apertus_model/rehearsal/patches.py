@@ -106,7 +106,7 @@ def cuda(rates: Rates, stream: Any) -> list[Patch]:
         "set_device": None, "empty_cache": None, "_lazy_init": None,
         "get_device_name": rates.name, "get_device_capability": rates.capability,
         "get_device_properties": facts, "memory_stats": {}, "reset_peak_memory_stats": None,
-        "current_stream": stream, "stream": contextlib.nullcontext(),
+        "current_stream": stream, "stream": contextlib.nullcontext(), "is_current_stream_capturing": False,
         "get_rng_state": torch.empty(0), "set_rng_state": None, "manual_seed_all": None,
     }  # fmt: skip
     return [

@@ -6,13 +6,15 @@ none runs, the GPU waits for the host. On a CPU, operators take the place of ker
 
 from __future__ import annotations
 
-import heapq
+import functools
 import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from apertus_model.rehearsal.records import Rehearsed
 
@@ -37,14 +39,7 @@ LAST = {"casts and copies": r"[Cc]opy|Mem(cpy|set)|[Cc]ast|[Ff]ill|zero|split_wi
 CLASSES = (*NEAR, *AROUND, *LAST, OTHER, GAPS)
 
 
-class Span(NamedTuple):
-    """A kernel, or an operator."""
-
-    begin: float  # microseconds
-    end: float
-    kind: str  # of `CLASSES`
-
-
+@functools.cache
 def class_of(*names: str) -> str:
     """The class of a kernel or an operator, the last of `names`, within the operators before it."""
     for table, near in ((NEAR, 2), (AROUND, len(names)), (LAST, 2)):
@@ -58,53 +53,38 @@ def seconds_by_class(trace: str | Path, steps: int) -> dict[str, float]:
     """Seconds a step by class, of a trace in Chrome's format that has the region `STEPS`."""
     events = [event for event in json.loads(Path(trace).read_text())["traceEvents"] if "dur" in event]
     region = next(event for event in events if event["name"] == STEPS and event["cat"] == "user_annotation")
-    begin, end = region["ts"], region["ts"] + region["dur"]
-    spans = [span for span in _spans(events) if span.begin < end and span.end > begin]
-    clipped = [Span(max(span.begin, begin), min(span.end, end), span.kind) for span in spans]
-    return {kind: time / 1e6 / steps for kind, time in _shared(clipped, begin, end).items()}
+    begin, end = _times(region)
+    spans = sorted(_spans(events), key=lambda span: (span[0], -span[1]))  # inner ones after outer ones
+    times = [time for span in spans for time in span[:2]]
+    edges = np.unique(np.clip([begin, *times, end], begin, end))
+    owners = np.full(len(edges) - 1, CLASSES.index(GAPS))  # of the time between two edges
+    for first, last, kind in spans:
+        owners[np.searchsorted(edges, first) : np.searchsorted(edges, last)] = CLASSES.index(kind)
+    seconds = np.bincount(owners, np.diff(edges), len(CLASSES)) / 1e6 / steps
+    return dict(zip(CLASSES, seconds.tolist(), strict=True))
 
 
-def _spans(events: list[dict[str, Any]]) -> Iterator[Span]:
-    calls = [event for event in events if event.get("cat") in CALLS and event["name"] != STEPS]
-    around = dict(_nested(calls))
+def _times(event: dict[str, Any]) -> tuple[float, float]:
+    """Begin and end, in microseconds."""
+    return event["ts"], event["ts"] + event["dur"]
+
+
+def _spans(events: list[dict[str, Any]]) -> Iterator[tuple[float, float, str]]:
+    """(begin, end, class) of each kernel, or of each operator where there are no kernels."""
     kernels = [event for event in events if event.get("cat") in KERNELS]
-    launched = {calls[place]["args"].get("External id"): place for place in around if "args" in calls[place]}
+    calls = [event for event in events if event.get("cat") in CALLS and event["name"] != STEPS]
+    launched = {}  # names of operators, the innermost last, by the id that their kernels have
+    open_calls = defaultdict[Any, list[dict[str, Any]]](list)  # by thread
+    for call in sorted(calls, key=lambda call: (call["ts"], -call["dur"])):
+        around = [outer for outer in open_calls[call["tid"]] if _times(outer)[1] > call["ts"]]
+        open_calls[call["tid"]] = [*around, call]
+        names = [outer["name"] for outer in open_calls[call["tid"]]]
+        launched[call.get("args", {}).get("External id")] = names
+        if not kernels:
+            yield *_times(call), class_of(*names)
     for kernel in kernels:
-        place = launched.get(kernel["args"].get("External id"))
-        names = () if place is None else (*around[place], calls[place]["name"])
-        yield Span(kernel["ts"], kernel["ts"] + kernel["dur"], class_of(*names, kernel["name"]))
-    for place, names in around.items() if not kernels else ():
-        call = calls[place]
-        yield Span(call["ts"], call["ts"] + call["dur"], class_of(*names, call["name"]))
-
-
-def _nested(calls: list[dict[str, Any]]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """(index of a call, names of the calls around it on its thread)."""
-    threads = defaultdict[Any, list[tuple[float, str]]](list)  # (end, name) of the calls that are open
-    for place in sorted(range(len(calls)), key=lambda place: (calls[place]["ts"], -calls[place]["dur"])):
-        call = calls[place]
-        stack = threads[call["tid"]]
-        while stack and stack[-1][0] <= call["ts"]:
-            stack.pop()
-        yield place, tuple(name for _, name in stack)
-        stack.append((call["ts"] + call["dur"], call["name"]))
-
-
-def _shared(spans: list[Span], begin: float, end: float) -> dict[str, float]:
-    """The time from `begin` to `end` by class: each moment belongs to the span that began last."""
-    total = dict.fromkeys(CLASSES, 0.0)
-    waiting, open_ = sorted(spans, reverse=True), list[tuple[float, float, str]]()
-    now = begin
-    while now < end:
-        while waiting and waiting[-1].begin <= now:
-            span = waiting.pop()
-            heapq.heappush(open_, (-span.begin, span.end, span.kind))
-        while open_ and open_[0][1] <= now:
-            heapq.heappop(open_)
-        until = min(end, waiting[-1].begin if waiting else end, open_[0][1] if open_ else end)
-        total[open_[0][2] if open_ else GAPS] += until - now
-        now = until
-    return total
+        names = launched.get(kernel["args"].get("External id", -1), [])
+        yield *_times(kernel), class_of(*names, kernel["name"])
 
 
 def predicted(rehearsed: Rehearsed) -> dict[str, float]:

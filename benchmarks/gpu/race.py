@@ -7,21 +7,24 @@ says why, and the others continue. This process never uses the GPU.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import itertools
 import multiprocessing
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+import traceback
+from collections.abc import Iterator
+from typing import Any
 
 from benchmarks.gpu.records import Round, Row
-from benchmarks.gpu.shapes import CONTENDERS, LIMIT, Contender, Shape, Task
+from benchmarks.gpu.shapes import Trial
 from tools.gpu_check import nvidia_smi
 
 OUT_OF_TIME = "the time was over"
 PATIENCE = 180.0  # seconds for an answer: compiling takes most of them
 FILLED = 0.92  # of the memory of a GPU
-
-
+ROUNDS = 3  # of a contender in a group
 WORK = "benchmarks.gpu.contenders"  # not imported here: it loads torch, and torchao asks the GPU
 
 
@@ -29,32 +32,28 @@ class Failed(Exception):
     """A contender cannot be measured; the message says why."""
 
 
-class Gpu(NamedTuple):
-    """The GPU of a machine, as CUDA names it."""
-
-    name: str
-    memory: int  # bytes
-    capability: tuple[int, int]
-    older_torch: bool  # see `benchmarks.gpu.older_torch`
-
-
-def work(function: str, *arguments: Any) -> None:
-    """Calls a function of `WORK`, in a process of its own. The text of an exception is its answer, through
-    the connection that is the last argument."""
+def work(*arguments: Any) -> None:
+    """The process of a contender. The type and the first line of an exception are its answer, through the
+    connection that is the last argument."""
     try:
-        getattr(importlib.import_module(WORK), function)(*arguments)
+        importlib.import_module(WORK).serve(*arguments)
     except Exception as error:
-        arguments[-1].send(f"{type(error).__name__}: {error}".splitlines()[0])
+        traceback.print_exc()
+        arguments[-1].send(f"{type(error).__name__}: {error}".partition("\n")[0])
 
 
 class Worker:
     """The process of a contender."""
 
-    def __init__(self, context: Any, function: str, *arguments: Any) -> None:
+    def __init__(self, context: Any, *arguments: Any) -> None:
         self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=work, args=(function, *arguments, theirs))
+        self._process = context.Process(target=work, args=(*arguments, theirs))
         self._process.start()
         theirs.close()
+
+    def ask(self, request: str) -> None:
+        with contextlib.suppress(OSError):  # it has ended; `answer` says why
+            self._ours.send(request)
 
     def answer(self, deadline: float) -> Any:
         """What it answers next. Failed when it fails, ends or hangs, or at the deadline."""
@@ -63,22 +62,16 @@ class Worker:
             raise Failed(OUT_OF_TIME if left < PATIENCE else f"it did not answer in {PATIENCE:.0f} seconds")
         try:
             answer = self._ours.recv()
-        except EOFError:
+        except (EOFError, OSError):
             self._process.join(5)
             raise Failed(f"its process ended with code {self._process.exitcode}") from None
         if isinstance(answer, str):
             raise Failed(answer)
         return answer
 
-    def ask(self, request: Any) -> None:
-        try:
-            self._ours.send(request)
-        except OSError:
-            raise Failed(f"its process ended with code {self._process.exitcode}") from None
-
     def stop(self) -> None:
         self._process.kill()
-        self._process.join()
+        self._process.join(30)
 
 
 def context(tiny: bool) -> Any:
@@ -91,112 +84,90 @@ def context(tiny: bool) -> Any:
     return chosen
 
 
-def gpu() -> Gpu | None:
-    """The first GPU, asked in a process of its own."""
-    worker = Worker(multiprocessing.get_context("spawn"), "facts")
-    try:
-        answer = worker.answer(time.monotonic() + 120)
-    finally:
-        worker.stop()
-    return answer and Gpu(*answer)
-
-
-def tasks_of(shapes: list[Shape], capability: tuple[int, int] | None) -> tuple[list[Task], dict[Task, str]]:
-    """What is measured, the most important first; and what is not, with the reason."""
-    limit = Contender(LIMIT, "limit")
-    tasks = [Task(shape, contender) for shape in shapes for contender in (limit, *CONTENDERS)]
-    left_out = {}
-    for task in tasks:
-        if task.contender.compiled and capability is None:
-            left_out[task] = "compiled layers are compared on a GPU"
-        elif task.contender.float8 and capability is not None and capability < (8, 9):
-            left_out[task] = "this GPU has no float8"
-    return tasks, left_out
-
-
-def groups(tasks: list[Task], memory: float) -> list[list[Task]]:
-    """Tasks of a shape that fit into the memory together, with the limit in each group. The groups that hold
-    the most important contenders of each shape come first."""
-    by_shape: dict[str, list[list[Task]]] = {}
-    limits = {task.shape.name: task for task in tasks if task.contender.name == LIMIT}
-    for task in tasks:
-        if task is limits.get(task.shape.name):
-            continue
-        limit, own = limits[task.shape.name], by_shape.setdefault(task.shape.name, [])
-        if not own or sum(part.memory for part in own[-1]) + task.memory > FILLED * memory:
-            own.append([limit])
-        own[-1].append(task)
-    ranks = max(map(len, by_shape.values()))
-    return [own[rank] for rank in range(ranks) for own in by_shape.values() if rank < len(own)]
+def groups(trials: list[Trial], memory: float) -> list[list[Trial]]:
+    """Trials of a shape that fit into the memory together, with the limit, which is the first of a shape, in
+    each group. The groups that hold the most important contenders of each shape come first."""
+    of_shapes = []
+    for _, (limit, *contenders) in itertools.groupby(trials, key=lambda trial: trial.shape):
+        own = [[limit]]
+        for trial in contenders:
+            if own[-1] != [limit] and sum(part.memory for part in (*own[-1], trial)) > FILLED * memory:
+                own.append([limit])
+            own[-1].append(trial)
+        of_shapes.append(own)
+    return [group for rank in itertools.zip_longest(*of_shapes) for group in rank if group]
 
 
 class Race:
-    """The rows of the contenders, and the time in which they are measured."""
+    """The rows of the contenders, and the time in which they are measured.
 
-    def __init__(self, tasks: list[Task], left_out: dict[Task, str], seconds: float, tiny: bool) -> None:
+    `capability`: of the GPU; None without one. `seconds`: until the end.
+    """
+
+    def __init__(self, trials: list[Trial], capability: tuple[int, int] | None, seconds: float) -> None:
         self.rows = {
-            task: Row(
-                shape=task.shape.name,
-                contender=task.contender.name,
-                parameters=task.model.parameters,
-                tokens_per_step=task.shape.tokens,
-                why=left_out.get(task, ""),
+            trial: Row(
+                shape=trial.shape.name,
+                contender=trial.name,
+                parameters=trial.model.parameters,
+                why=trial.obstacle(capability),
             )
-            for task in tasks
+            for trial in trials
         }
-        self._left = [task for task in tasks if task not in left_out]
         self._deadline = time.monotonic() + seconds
-        self._context = context(tiny)
-        self._threads = 1 if tiny else 2
+        self._context = context(capability is None)
+        self._threads = 1 if capability is None else 2
 
-    def run(self, memory: float, rounds: int, passes: int, profile: bool) -> None:
-        """Measures all groups, `passes` times while there is time."""
-        planned = groups(self._left, memory) * passes
-        for number, group in enumerate(planned):
-            if time.monotonic() < self._deadline:
-                self._run_group(number, group, rounds, profile)
-        for task in self._left:
-            row = self.rows[task]
+    def run(self, memory: float, profile: bool) -> Iterator[None]:
+        """Measures the groups, while there is time; yields after each. `memory`: of the GPU, in bytes. While
+        a group is measured, the processes of the next one import what they need."""
+        measured = [trial for trial, row in self.rows.items() if not row.why]
+        with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as started:
+
+            def start(group: list[Trial]) -> dict[Trial, Worker]:
+                workers = {trial: Worker(self._context, trial, self._threads, scratch) for trial in group}
+                for worker in workers.values():
+                    started.callback(worker.stop)
+                return workers
+
+            planned, workers = groups(measured, memory), list[dict[Trial, Worker]]()
+            for number in range(len(planned)):
+                if time.monotonic() > self._deadline:
+                    break
+                workers += [start(group) for group in planned[len(workers) : number + 2]]
+                self._run_group(number, workers[number], profile)
+                yield
+        for row in self.rows.values():
             row.why = row.why or ("" if row.rounds else OUT_OF_TIME)
 
-    def _run_group(self, number: int, group: list[Task], rounds: int, profile: bool) -> None:
-        waiting = {
-            task: Worker(self._context, "serve", task, self._threads)
-            for task in group
-            if not self.rows[task].why
-        }
-        try:
-            for task, answer, _ in self._answers(waiting):
-                self.rows[task] = self.rows[task].model_copy(update=answer)
-            for turn in range(rounds):
-                for task, (tokens, seconds), clock in self._answers(waiting, lambda task: task.shape.steps):
-                    part = Round(group=number, number=turn, tokens=tokens, seconds=seconds, clock=clock)
-                    self.rows[task].rounds.append(part)
-            if profile:
-                for task, answer, _ in self._answers(waiting, lambda task: "profile"):
-                    self.rows[task].profile = answer
-        finally:
-            for worker in waiting.values():
-                worker.stop()
+    def _run_group(self, number: int, workers: dict[Trial, Worker], profile: bool) -> None:
+        for worker in workers.values():
+            worker.ask("build")
+        for row, built, _ in self._answers(workers):
+            row.first_loss, row.peak_memory = built
+        for turn in range(ROUNDS):
+            for row, (tokens, seconds), clock in self._answers(workers, "round"):
+                part = Round(group=number, number=turn, tokens=tokens, seconds=seconds, clock=clock)
+                row.rounds.append(part)
+        if profile:
+            for row, by_class, _ in self._answers(workers, "profile"):
+                row.profile = by_class
+        for worker in workers.values():
+            worker.stop()
 
     def _answers(
-        self, workers: dict[Task, Worker], request: Callable[[Task], Any] | None = None
-    ) -> Iterator[tuple[Task, Any, str]]:
-        """(task, answer, clock of the GPU meanwhile) of each contender, one after the other. Without a
-        request, the answers that say that they are ready."""
-        for task, worker in list(workers.items()):
-            clock = ""
+        self, workers: dict[Trial, Worker], request: str | None = None
+    ) -> Iterator[tuple[Row, Any, str]]:
+        """(row, answer, clock and power of the GPU meanwhile) of each contender, one after the other. Without
+        a request, it has been asked before."""
+        for trial, worker in list(workers.items()):
+            row = self.rows[trial]
+            if request is not None:
+                worker.ask(request)
+            clock = ", ".join(nvidia_smi("clocks.sm", "power.draw").values())
             try:
-                if request is not None:
-                    worker.ask(request(task))
-                    clock = ", ".join(nvidia_smi("clocks.sm", "power.draw").values())
-                answer = worker.answer(self._deadline)
+                yield row, worker.answer(self._deadline), clock
             except Failed as error:
-                self._end(task, workers, error)
-            else:
-                yield task, answer, clock
-
-    def _end(self, task: Task, workers: dict[Task, Worker], error: Failed) -> None:
-        if not self.rows[task].rounds or str(error) != OUT_OF_TIME:
-            self.rows[task].why = str(error)
-        workers.pop(task).stop()
+                if not row.rounds or str(error) != OUT_OF_TIME:
+                    row.why = str(error)
+                workers.pop(trial).stop()

@@ -7,9 +7,14 @@ import statistics
 from pydantic import ConfigDict, Field
 
 from benchmarks.gpu.profile import CLASSES
-from benchmarks.gpu.shapes import LIMIT, Task
+from benchmarks.gpu.shapes import BESIDE, LIMIT
 from benchmarks.measure import spread
 from specs.base import Strict
+from tools.record import table
+
+HEADINGS = (
+    "contender", "parameters", "tokens/s", "of peak", "of the limit", "beside peers", "GB", "first loss"
+)  # fmt: skip
 
 
 class Round(Strict):
@@ -34,7 +39,6 @@ class Row(Strict):
     shape: str
     contender: str
     parameters: int
-    tokens_per_step: int
     rounds: list[Round] = Field(default_factory=list)
     share_of_peak: float | None = None  # at the median speed
     first_loss: float | None = None
@@ -54,90 +58,72 @@ class Row(Strict):
     def beside(self, other: Row) -> list[float]:
         """Ratios of the speeds, by round where both took turns, else of the medians."""
         theirs = {(part.group, part.number): part.speed for part in other.rounds}
-        ratios = [
-            part.speed / theirs[part.group, part.number]
-            for part in self.rounds
-            if (part.group, part.number) in theirs
-        ]
-        if ratios or not (self.rounds and theirs):
-            return ratios
+        turns = [part for part in self.rounds if (part.group, part.number) in theirs]
+        if turns or not self.rounds or not theirs:
+            return [part.speed / theirs[part.group, part.number] for part in turns]
         return [self.median / other.median]
 
 
 class Record(Strict):
-    """One run of the command."""
+    """One run of the command; filled in while it runs."""
 
-    date: str
-    commit: str
+    model_config = ConfigDict(frozen=False)
+
+    made: str  # date and commit
     machine: dict[str, str]
+    sheet: str | None  # the name of the GPU's data sheet; None without a GPU, or if none is known
     seconds: float
     rows: list[Row]
 
 
-def page(record: Record, tasks: list[Task]) -> str:
+def page(record: Record) -> str:
     """The page in Markdown: a table of speeds for each shape, and one of each profile."""
-    compared = {(task.shape.name, task.contender.name): task.contender.beside for task in tasks}
-    rows = {(row.shape, row.contender): row for row in record.rows}
     lines = [
         "# Speed on one GPU",
         "",
-        f"{record.date}, commit {record.commit}, {record.seconds / 60:.1f} minutes."
-        " Written by `python -m benchmarks.gpu`.",
+        f"{record.made}, {record.seconds / 60:.1f} minutes. Written by `python -m benchmarks.gpu`.",
         "",
         "; ".join(f"{name}: {value}" for name, value in record.machine.items()) + ".",
         "",
         "Tokens per second are the median of rounds in turns, with the smallest and the largest. The limit is"
         " the time of the same matrix products and attention, forward and backward, alone. Contenders of a"
         " model have the same batch, AdamW, float32 weights and moments, and recompute nothing. torchtitan's"
-        " Llama has SwiGLU and no norm of queries and keys: as many operations, 0.1% other parameters.",
+        " Llama has SwiGLU and no norm of queries and keys: as many operations, 0.1% other parameters. With a"
+        " torch before 2.13, autocast casts its weights, not FSDP.",
     ]
     for shape in dict.fromkeys(row.shape for row in record.rows):
-        lines += [
-            "",
-            f"## {shape}",
-            "",
-            "| contender | parameters | tokens/s | of peak | of the limit | beside peers | GB | first loss |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
-        for (of, name), row in rows.items():
-            if of == shape:
-                peers = [rows[shape, peer] for peer in compared.get((shape, name), ())]
-                lines.append(_line(row, rows[shape, LIMIT], peers))
-        lines += _profiles([row for row in record.rows if row.shape == shape and row.profile])
+        rows = {row.contender: row for row in record.rows if row.shape == shape}
+        lines += ["", f"## {shape}", "", *table(HEADINGS, (_cells(row, rows) for row in rows.values()))]
+        lines += _profiles([row for row in rows.values() if row.profile])
     return "\n".join(lines) + "\n"
 
 
-def _line(row: Row, limit: Row, peers: list[Row]) -> str:
-    size = f"| {row.contender} | {row.parameters / 1e6:,.1f}M |"
-    if row.why and not row.rounds:
-        return f"{size} {row.why.replace('|', '/')} | | | | | |"
-    ratios = [f"{spread(row.beside(peer))} x {peer.contender}" for peer in peers if row.beside(peer)]
-    cells = [
-        spread(row.speeds) + (f"; {row.why}" if row.why else ""),
-        "-" if row.share_of_peak is None else f"{row.share_of_peak:.1%}",
-        spread(row.beside(limit)) if limit.rounds else "-",
-        "; ".join(ratios) or "-",
-        "-" if row.peak_memory is None else f"{row.peak_memory / 1e9:.1f}",
-        "-" if row.first_loss is None else f"{row.first_loss:.4f}",
+def _cells(row: Row, others: dict[str, Row]) -> list[str]:
+    speed = spread(row.speeds) if row.rounds else ""
+    peers = [others[name] for name in BESIDE.get(row.contender, ())]
+    ratios = {peer.contender: row.beside(peer) for peer in peers}
+    of_limit = row.beside(others[LIMIT])
+    return [
+        row.contender,
+        f"{row.parameters / 1e6:,.1f}M",
+        "; ".join(filter(None, (speed, row.why))),
+        "" if row.share_of_peak is None else f"{row.share_of_peak:.1%}",
+        spread(of_limit) if of_limit else "",
+        "; ".join(f"{spread(ratio)} x {name}" for name, ratio in ratios.items() if ratio),
+        "" if row.peak_memory is None else f"{row.peak_memory / 1e9:.1f}",
+        "" if row.first_loss is None else f"{row.first_loss:.4f}",
     ]
-    return f"{size} {' | '.join(cells)} |"
 
 
 def _profiles(rows: list[Row]) -> list[str]:
     """Milliseconds a step by class; predicted ones after a slash."""
+
+    def cell(row: Row, kind: str) -> str:
+        expected = f" / {1e3 * row.predicted[kind]:.1f}" if row.predicted else ""
+        return f"{1e3 * row.profile[kind]:.1f}{expected}"
+
     if not rows:
         return []
-    table = [
-        "",
-        "Milliseconds a step, under the profiler; of a rehearsal after the slash.",
-        "",
-        f"| class | {' | '.join(row.contender for row in rows)} |",
-        "|---" * (len(rows) + 1) + "|",
-    ]
-    for kind in CLASSES:
-        cells = []
-        for row in rows:
-            expected = f" / {1e3 * row.predicted[kind]:.1f}" if row.predicted else ""
-            cells.append(f"{1e3 * row.profile[kind]:.1f}{expected}")
-        table.append(f"| {kind} | {' | '.join(cells)} |")
-    return table
+    cells = [[kind, *(cell(row, kind) for row in rows)] for kind in CLASSES]
+    heading = "Milliseconds a step, under the profiler; of a rehearsal after the slash."
+    return ["", heading, "", *table(["class", *(row.contender for row in rows)], cells)]

@@ -25,7 +25,7 @@ def test_the_readme_has_at_most_900_words() -> None:
 
 
 def test_the_pages_have_at_most_25_000_words() -> None:
-    by_commands = {"gpu_run.md", "gpu_speed.md", "studies.md", "test_all.md"}
+    by_commands = {"gpu_check.md", "gpu_run.md", "gpu_speed.md", "studies.md", "test_all.md"}
     written = [page for page in (ROOT / "docs").glob("*.md") if page.name not in by_commands]
     assert words(*written) <= 25_000
 

@@ -8,15 +8,15 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from unittest import mock
 
 import pytest
 import torch
 
 from apertus_model.rehearsal.rates import SHEETS
-from specs.cluster import known_gpu
 from tests.apertus_model.ranks import in_processes
+from tools.gpu_check import Device, first_gpu
 
 
 class NotApplicable(Exception):
@@ -44,28 +44,11 @@ def needs_gpus(number: int = 1) -> pytest.MarkDecorator:
     return pytest.mark.skipif(number_of_gpus() < number, reason=reason)
 
 
-class Device(NamedTuple):
-    """The GPU of a machine, as CUDA names it."""
-
-    name: str
-    memory: int  # bytes
-    capability: tuple[int, int]
-
-    @property
-    def sheet(self) -> str | None:
-        """Its name in `specs.cluster.GPUS`; None if no data sheet is known."""
-        return known_gpu(self.name, self.memory)
-
-
 @functools.cache
 def device() -> Device:
     """The first GPU, asked in a process of its own."""
-
-    def asked() -> tuple[Any, ...]:
-        facts = torch.cuda.get_device_properties(0)
-        return facts.name, facts.total_memory, (facts.major, facts.minor)
-
-    return Device(*in_one_process(Path(os.environ.get("TMPDIR", "/tmp")) / f"gpu-{os.getpid()}", asked))
+    found = in_one_process(Path(os.environ.get("TMPDIR", "/tmp")) / f"gpu-{os.getpid()}", first_gpu)
+    return Device(*found)
 
 
 def sheet_of_this_gpu() -> str:

@@ -1,6 +1,5 @@
 """What the machine is, and whether its GPU does what its data sheet says."""
 
-import importlib.util
 import platform
 import re
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 from apertus_model.rehearsal.rates import MEMORY, SHEETS
+from infra.store.writing.attempt import installed_versions
 from specs.cluster import GPUS
 from tests.gpu.conftest import (
     Measured,
@@ -19,7 +19,7 @@ from tests.gpu.conftest import (
     seconds_of,
     sheet_of_this_gpu,
 )
-from tools.gpu_check import nvidia_smi, versions
+from tools.gpu_check import PACKAGES, nvidia_smi
 
 ROOT = Path(__file__).resolve().parents[2]
 HALF = 0.5  # of the sheet: below, something is wrong with the machine
@@ -27,13 +27,12 @@ HALF = 0.5  # of the sheet: below, something is wrong with the machine
 
 def test_installed_versions_are_the_pinned_ones(measured: Measured) -> None:
     pins = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
-    measured("python", f"{platform.python_version()} on {platform.machine()}")
+    measured("processor", platform.machine())
     different = []
-    for name, installed in versions().items():
+    for name, installed in installed_versions(PACKAGES).items():
         measured(name, installed)
         if name in pins and installed.split("+")[0] != pins[name]:
             different.append(f"{name} is {installed}, constraints.txt has {pins[name]}")
-    measured("FlashAttention 3", "installed" if importlib.util.find_spec("flash_attn_interface") else "none")
     assert not different
 
 

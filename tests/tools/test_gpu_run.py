@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.e2e.conftest import SMOKE
-from tools.gpu_run import Kill, Recipe, dependent, main, page
+from tools.gpu_run import Recipe, comparison, dependent, main
 
 
 def test_only_what_is_made_from_a_stage_runs_twice(tmp_path: Path) -> None:
@@ -18,10 +18,9 @@ def test_only_what_is_made_from_a_stage_runs_twice(tmp_path: Path) -> None:
     assert not {"cooldown", "evaluate", "chat/questions", "longer/2", "export"} & {*again}
 
 
-def test_a_part_with_other_bits_is_named(tmp_path: Path) -> None:
-    plan = Recipe(SMOKE, []).plan(tmp_path)
-    text = page(plan, 60.0, Kill("cooldown", 5, 10), {"cooldown": True, "evaluate": False}, {})
-    assert "the checkpoint of step 5 of 10" in text
+def test_a_part_with_other_bits_is_named() -> None:
+    text = comparison("after the checkpoint of step 5", {"cooldown": True, "evaluate": False})
+    assert "were killed after the checkpoint of step 5, and" in text
     assert "It made 2 parts; **1 have the bits of the first run**. Others differ: `evaluate`." in text
 
 

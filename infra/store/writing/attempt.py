@@ -4,6 +4,7 @@ Invariant: an attempt writes below its own folder only, which becomes visible wh
 a checkpoint or a unit) is written, last. So an attempt that was thought dead cannot damage anything.
 """
 
+import contextlib
 import functools
 import platform
 import time
@@ -274,11 +275,13 @@ def _now() -> str:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    """The versions of Python and the libraries; looking them up takes 30 ms."""
+    return installed_versions(LIBRARIES)
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of Python, and of those packages that are installed; looking up nine takes 30 ms."""
     versions = {"python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return versions

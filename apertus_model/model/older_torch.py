@@ -1,0 +1,31 @@
+"""Lets torchtitan 0.3.0 train on one process with a torch before 2.13, as some machines have (tried: 2.11).
+
+Invariant: an argument that such a torch does not take is left out where it does what the argument asks for:
+variable-length attention takes fewer key heads than query heads and does not split keys, and masks keep full
+blocks apart. torchtitan's FSDP can be imported, and fails.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torchtitan.models.common.attention as titan
+from torch.distributed import fsdp
+
+OLDER_TORCH = not hasattr(fsdp, "DataParallelMeshDims")
+
+
+def without(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
+    """The function, with arguments that it ignores."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        return function(*args, **{name: value for name, value in options.items() if name not in names})
+
+    return call
+
+
+if OLDER_TORCH:
+    fsdp.DataParallelMeshDims = object
+    titan.varlen_attn = without(titan.varlen_attn, "num_splits", "enable_gqa")
+    create_block_mask = without(titan.create_block_mask, "separate_full_blocks")
+    titan._compiled_create_block_mask = torch.compile(create_block_mask)
