@@ -267,22 +267,22 @@ def test_a_system_prompt_is_given_to_every_suite_of_words() -> None:
 # Report, tables 17 to 21 and 26, with the metrics of table 22; 8B and 70B. BLEnD is there a sample of its
 # questions; `flexible-extract` is the nearest of the harness's filters to the fork's one.
 INSTRUCT = {
-    "zero-shot/agieval/acc": (38.7, 40.5),
-    "zero-shot/arc_challenge_chat_cot/exact_match/get-answer": (77.6, 85.0),
     "zero-shot/arc_multilingual_mean/acc": (36.8, 37.3),
     "zero-shot/bbq/acc": (63.9, 67.4),
     "zero-shot/blend/acc_norm": (63.6, 66.3),
     "zero-shot/cultural_bench/acc_norm": (72.8, 74.2),
-    "gpqa/gpqa_main_cot_zeroshot/exact_match/flexible-extract": (27.0, 30.6),
-    "zero-shot/gsm8k_platinum_cot_zeroshot/exact_match/flexible-extract": (61.6, 74.6),
     "zero-shot/hellaswag/acc_norm": (74.6, 78.1),
     "zero-shot/hellaswag_multilingual_mean/acc_norm": (52.7, 55.3),
     "zero-shot/ifeval/prompt_level_loose_acc": (71.7, 75.2),
     "zero-shot/mathqa/acc": (32.1, 33.9),
-    "zero-shot/mgsm_en_cot/exact_match/flexible-extract": (48.5, 64.3),
     "zero-shot/toxigen/acc": (80.2, 70.3),
     "zero-shot/truthfulqa_mc2/acc": (56.7, 61.2),
     "zero-shot/truthfulqa_multilingual_mc2/acc": (52.4, 53.7),
+    "reasoning/agieval/acc": (38.7, 40.5),
+    "reasoning/arc_challenge_chat_cot/exact_match/get-answer": (77.6, 85.0),
+    "reasoning/gpqa_main_cot_zeroshot/exact_match/flexible-extract": (27.0, 30.6),
+    "reasoning/gsm8k_platinum_cot_zeroshot/exact_match/flexible-extract": (61.6, 74.6),
+    "reasoning/mgsm_en_cot/exact_match/flexible-extract": (48.5, 64.3),
     "three-shot/bbh_cot_fewshot/exact_match/get-answer": (55.9, 64.2),
     "three-shot/drop/f1": (49.7, 50.8),
     "eight-shot/gsm8k_cot/exact_match/flexible-extract": (62.9, 77.6),
@@ -327,7 +327,8 @@ def test_scores_to_compare_with_are_those_of_the_report_by_its_metrics(
 
 
 def test_answers_are_as_long_as_in_the_fork(recipes: dict[str, Pipeline]) -> None:
-    """swiss-ai/lm-evaluation-harness at 2e1b8685: `max_gen_toks` of the tasks where the harness has less."""
+    """swiss-ai/lm-evaluation-harness at 2e1b8685; for tasks that state no `max_gen_toks` there, swiss-ai/evals,
+    scripts/evaluate_hf.sbatch at 313b31cb."""
     evaluation = recipes["8b"].stages["evaluate-instruct"]
     assert isinstance(evaluation, EvaluateStage) and evaluation.harness is not None
     lengths = {
@@ -336,8 +337,10 @@ def test_answers_are_as_long_as_in_the_fork(recipes: dict[str, Pipeline]) -> Non
         for task in suite.tasks
         if suite.generation is not None
     }
-    longer = ("gpqa_main_cot_zeroshot", "acp_bench", "hendrycks_math", "gsm8k_cot", "humaneval_64_instruct")
-    assert lengths == dict.fromkeys(longer, 2048)
+    zero_shot = ("agieval", "arc_challenge_chat_cot", "gpqa_main_cot_zeroshot", "gsm8k_platinum_cot_zeroshot")
+    words = ("mgsm_en_cot", "mmlu_flan_cot_zeroshot", "acp_bench", "hendrycks_math", "gsm8k_cot")
+    code = ("humaneval_64_instruct", "mbpp_instruct")
+    assert lengths == dict.fromkeys((*zero_shot, *words, *code), 2048)
     drawn = evaluation.harness.suites["humaneval"].generation
     assert drawn is not None and (drawn.do_sample, drawn.temperature, drawn.top_p) == (True, 0.8, 0.95)
 

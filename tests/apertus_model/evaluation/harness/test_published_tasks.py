@@ -89,7 +89,7 @@ SHIPPED = (
     *(f"evaluate-base/{name}" for name in ("general", "knowledge")),
     "evaluate-long/ruler",
     *(f"evaluate-instruct/{count}-shot" for count in ("zero", "two", "three", "six", "eight")),
-    *(f"evaluate-instruct/{name}" for name in ("gpqa", "ruler", "humaneval", "mbpp", "toxicity")),
+    *(f"evaluate-instruct/{name}" for name in ("reasoning", "ruler", "humaneval", "mbpp", "toxicity")),
     *(f"evaluate-{model}/{name}" for model in ("before", "after", "chat") for name in ("medical", "truth")),
 )
 
