@@ -32,14 +32,14 @@ def ranks(experiment: Experiment) -> list[Rank]:
     costs = {series: _costs(points, sign) for series, points in experiment.single.items() if points}
     ahead: dict[str, set[str]] = {series: set() for series in costs}
     behind: dict[str, set[str]] = {series: set() for series in costs}
-    for one, other in combinations(costs, 2):
-        labels = costs[one].keys() & costs[other].keys()
+    for series, other in combinations(costs, 2):
+        labels = costs[series].keys() & costs[other].keys()
         if len(labels) < 2:
             continue
-        _, low, high = mean([costs[one][label] - costs[other][label] for label in sorted(labels)])
+        _, low, high = mean([costs[series][label] - costs[other][label] for label in sorted(labels)])
         assert low is not None and high is not None, "several numbers have an interval"
         if low > 0 or high < 0:
-            better, worse = (one, other) if high < 0 else (other, one)
+            better, worse = (series, other) if high < 0 else (other, series)
             ahead[worse].add(better)
             behind[better].add(worse)
     order = sorted(costs, key=lambda series: fmean(costs[series].values()))

@@ -405,14 +405,15 @@ def test_models_with_and_without_attention_answer_the_same_questions_after_equal
 def test_both_optimizers_meet_the_same_random_answers_and_are_asked_what_chose_nothing(store: Store) -> None:
     plan = planned("rote-memorisation-mini", store)
     data = {"tokenizer": 1, "corpus": 1, "mixture": 1, "conversations": 8}
-    assert kinds(plan) == data | {"pretrain": 3, "sft": 18, "select": 6, "evaluate": 24}
+    answers = {"prompts": 4, "export": 6, "completions": 24, "rewards": 24}
+    assert kinds(plan) == data | answers | {"pretrain": 3, "sft": 18, "select": 6, "evaluate": 24}
     nodes, trained = plan.graph.nodes, set()
     for name, node in nodes.items():
         if node.kind == "sft":
             trained.add(tuple(read.hashed for role, read in node.inputs.items() if role != "parent"))
         if node.kind == "evaluate":
             _, asked, length, *_ = name.split("-")
-            assert node.inputs["source:0"].name == f"asked/{asked}-{length}"
+            assert nodes[f"{name}/prompts"].inputs["conversations:0"].name == f"asked/{asked}-{length}"
     assert len(trained) == 1
     for length in (4, 8):  # what is asked again is what was trained on, all of it on the other side
         known, again = (nodes[f"{stage}/random-{length}"] for stage in ("chat", "asked"))

@@ -24,7 +24,7 @@ def test_stored_bytes_are_shown_below_the_table_and_not_as_the_size_of_a_checkpo
 ) -> None:
     lines = printed(plans["apertus-70b"], 200)
     (whole,) = [line for line in lines if line.startswith(" all ")]
-    assert whole.split() == ["all", "6.89e24", "89.2", "d", "5.91M", "3.31", "GWh", "17.7M", "72.5", "GB"]
+    assert whole.split() == ["all", "6.89e24", "89.1", "d", "5.91M", "3.31", "GWh", "17.7M", "72.5", "GB"]
     # Four of each of seven segments of pretraining, three of SFT, two of each of the five other stages; one
     # more while one is written.
     each = 16 * 70_599_864_480
