@@ -327,8 +327,8 @@ def test_scores_to_compare_with_are_those_of_the_report_by_its_metrics(
 
 
 def test_answers_are_as_long_as_in_the_fork(recipes: dict[str, Pipeline]) -> None:
-    """swiss-ai/lm-evaluation-harness at 2e1b8685; for tasks that state no `max_gen_toks` there, swiss-ai/evals,
-    scripts/evaluate_hf.sbatch at 313b31cb."""
+    """swiss-ai/lm-evaluation-harness at 2e1b8685; for tasks that state no `max_gen_toks` there,
+    swiss-ai/evals, scripts/evaluate_hf.sbatch at 313b31cb."""
     evaluation = recipes["8b"].stages["evaluate-instruct"]
     assert isinstance(evaluation, EvaluateStage) and evaluation.harness is not None
     lengths = {
