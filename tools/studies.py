@@ -50,7 +50,8 @@ compares the verdicts.
 
 A number is a difference (for a correlation, r) in the unit of the recipe's figure, which may not be the
 paper's: its mean over seeds, with the 95% interval (Student's t; Fisher's for a correlation), one for each
-machine that has it. The time is that of a study's run on two cores of the machine that needed least.
+machine that has it; those of machine A were rounded. The time is that of a study's run on two cores of the
+machine that needed least.
 
 - *Shown*: the interval lies on the side of 0 that the claim states.
 - *The opposite*: the interval lies on the other side of 0.
