@@ -89,20 +89,24 @@ SHIPPED = (
     "evaluate-long/ruler",
     *(f"evaluate-instruct/{count}-shot" for count in ("zero", "two", "three", "five", "six", "eight")),
     *(f"evaluate-instruct/{name}" for name in ("ruler", "humaneval", "mbpp", "toxicity")),
+    *(f"evaluate/{count}-shot" for count in ("zero", "one", "three", "five")),
     *(f"evaluate-{model}/{name}" for model in ("before", "after", "chat") for name in ("medical", "truth")),
 )
 
 
 @functools.cache
 def shipped() -> dict[str, tuple[Suite, bool]]:
-    """Suites of all shipped recipes by `<stage>/<suite>`, and whether the model answers in a conversation."""
+    """Suites of all shipped recipes by `<stage>/<suite>`, of a matrix by its own name, and whether the model
+    answers in a conversation."""
     found: dict[str, tuple[Suite, bool]] = {}
     for path in sorted((ROOT / "specs" / "recipes").glob("*.yaml")):
-        for name, stage in load(path).stages.items():
+        pipeline = load(path)
+        for name, stage in pipeline.stages.items():
             if isinstance(stage, EvaluateStage) and stage.harness:
+                family = pipeline.family(name)  # `evaluate` is of fine-tuned models
                 for key, suite in stage.harness.suites.items():
-                    found.setdefault(f"{name}/{key}", (suite, "instruct" in name))
-                    assert found[f"{name}/{key}"][0] == suite, "recipes with other suites of the same name"
+                    found.setdefault(f"{family}/{key}", (suite, family in ("evaluate-instruct", "evaluate")))
+                    assert found[f"{family}/{key}"][0] == suite, "recipes with other suites of the same name"
     return found
 
 
