@@ -41,7 +41,7 @@ class Axis(Spec):
         if bool(self.stage) != bool(self.metric):
             yield "an axis needs both stage and metric, or neither"
         if isinstance(self.metric, list) and ("*" in "".join(self.metric) or not self.label):
-            yield "an axis with the mean of several metrics needs a label, and has no *"
+            yield "an axis with the mean of several metrics needs a label, and may not have a *"
         if self.stage.count(VARIANT) != 1 and self.stage:
             yield f"'{self.stage}' names no variant; write {VARIANT} once, in place of the variant's name"
 

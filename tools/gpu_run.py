@@ -11,6 +11,7 @@ no other files.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import subprocess
@@ -186,7 +187,9 @@ def photograph(report: Path, picture: Path) -> bool:
         return False
     flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1280,1800"]
     command = [browser, *flags, "--virtual-time-budget=20000", f"--screenshot={picture}", report.as_uri()]
-    return subprocess.run(command, check=False, capture_output=True, timeout=300).returncode == 0
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return subprocess.run(command, check=False, capture_output=True, timeout=300).returncode == 0
+    return False
 
 
 def comparison(killed: str, outcome: dict[str, bool]) -> str:
@@ -245,7 +248,7 @@ def main(arguments: Sequence[str]) -> bool:
     captions = {f"images/{name}.svg": "Training loss, in nats per token, over tokens"}
     if photograph(report, images / f"{name}.png"):
         captions[f"images/{name}.png"] = "The report of the run"
-    asked.page.write_text(page(plan, seconds, "", captions))  # kept if the second run fails
+    asked.page.write_text(page(plan, seconds, " The second run has not ended.", captions))
     again = dependent(plan, asked.stage)
     share(plan, folder / "killed", asked.stage)
     killed = kill_and_resume(recipe, folder / "killed", asked.stage)

@@ -34,8 +34,10 @@ def requirements(extra: str, project: dict, pinned: dict[str, str]) -> Iterator[
         elif re.split(r"[^\w.-]", line)[0] in pinned:
             yield line
         else:
+            line, mark, marker = line.partition(";")
             name, bounds = re.split(r"(?=[<>=]|$)", line, maxsplit=1)
-            yield name + ",".join(b.replace("==", ">=") for b in bounds.split(",") if not b.startswith("<"))
+            kept = [bound.replace("==", ">=") for bound in bounds.split(",") if not bound.startswith("<")]
+            yield name + ",".join(kept) + mark + marker
 
 
 def differences(pins: str, installed: dict[str, str]) -> Iterator[str]:

@@ -152,13 +152,13 @@ def measured(study: Study, machine: str, store: Store) -> Result | None:
 
 def identity(pipeline: Pipeline) -> str:
     """What the numbers of a study depend on, whatever the machine: its parts, and its figures without their
-    prose."""
+    prose and without `ranks`, of which a record may have none."""
     prose: dict[str, Any] = {"title": True, "text": True, "ranks": True, "x": {"label"}, "y": {"label"}}
     prose["claims"] = {"__all__": {"paper", "cannot"}}
     figures = [
         figure.model_dump(exclude=prose, exclude_defaults=True)
         for figure in pipeline.figures.values()
-        if figure.claims
+        if figure.claims or figure.ranks
     ]
     return hashlib.sha256(json.dumps([pinned(pipeline), figures]).encode()).hexdigest()[:32]
 

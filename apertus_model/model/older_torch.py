@@ -1,8 +1,8 @@
 """Lets torchtitan 0.3.0 train on one process with a torch before 2.13, as some machines have (tried: 2.11).
 
-Invariant: an argument that such a torch does not take is left out where it does what the argument asks for:
+Invariant: an argument that such a torch does not take is left out where that torch does so anyway:
 variable-length attention takes fewer key heads than query heads and does not split keys, and masks keep full
-blocks apart. torchtitan's FSDP can be imported, and fails.
+blocks apart. torchtitan's FSDP can be imported, but fails when it is used.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ OLDER_TORCH = not hasattr(fsdp, "DataParallelMeshDims")
 
 
 def without(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
-    """The function, with arguments that it ignores."""
+    """A function that drops these arguments of the function."""
 
     def call(*args: Any, **options: Any) -> Any:
         return function(*args, **{name: value for name, value in options.items() if name not in names})

@@ -39,6 +39,9 @@ def rehearse(record: Record) -> None:
     every = [trial for shape in chosen for trial in trials(shape)]
     ours = {(trial.shape.name, trial.name): trial for trial in every if trial.kind == "ours"}
     rows = [row for row in record.rows if row.profile and (row.shape, row.contender) in ours]
+    if not rows and any(row.profile for row in record.rows):
+        record.machine[MISSING] = "no data sheet of this GPU, or none of our trainers was profiled"
+        return
     asked = [
         RankTask(
             kind="pretrain", segment=ours[row.shape, row.contender].segment.model_dump(mode="json"),
@@ -59,15 +62,15 @@ def rehearse(record: Record) -> None:
             record.machine[MISSING] = report.failure.error
 
 
-def write(record: Record, folder: Path | None) -> None:
-    """Writes the record and its page, if there is a folder."""
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{NAME}.json").write_text(record.model_dump_json(indent=1) + "\n")
-        (folder / f"{NAME}.md").write_text(page(record))
+def write(record: Record, file: Path | None) -> None:
+    """Writes the record to a file, and its page beside it, if there is one."""
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(record.model_dump_json(indent=1) + "\n")
+        file.with_suffix(".md").write_text(page(record))
 
 
-def measure(gpu: Device | None, arguments: argparse.Namespace, folder: Path | None) -> Record:
+def measure(gpu: Device | None, arguments: argparse.Namespace, file: Path | None) -> Record:
     """Measures, and writes after each group."""
     begin, sheet = time.monotonic(), gpu and gpu.sheet
     chosen = [shape for shape in shapes() if arguments.shape in (None, shape.name)]
@@ -80,7 +83,7 @@ def measure(gpu: Device | None, arguments: argparse.Namespace, folder: Path | No
             if sheet and row.rounds:
                 row.share_of_peak = trial.share_of_peak(row.median, sheet)
         record.seconds = time.monotonic() - begin
-        write(record, folder)
+        write(record, file)
     return record
 
 
@@ -92,18 +95,19 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=6.5, help="of measuring; rehearsals come after")
     parser.add_argument("--shape", choices=names, help="only this one")
     parser.add_argument("--profile", action="store_true", help="seconds by class, beside a rehearsal")
-    parser.add_argument("--out", type=Path, help="folder of record and page; docs where there is a GPU")
+    parser.add_argument("--out", type=Path, help="folder of record and page; docs for all shapes on a GPU")
     parser.add_argument("--predict", type=Path, help="rehearses only, for the profiles of this record")
     arguments = parser.parse_args()
     if arguments.predict is not None:
-        folder, record = arguments.predict.parent, Record.model_validate_json(arguments.predict.read_text())
+        file, record = arguments.predict, Record.model_validate_json(arguments.predict.read_text())
     else:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as own_process:
             gpu = own_process.submit(first_gpu).result()
-        folder = arguments.out or (Path("docs") if gpu else None)
-        record = measure(gpu, arguments, folder)
+        folder = arguments.out or (Path("docs") if gpu and arguments.shape is None else None)
+        file = folder / f"{NAME}.json" if folder else None
+        record = measure(gpu, arguments, file)
     rehearse(record)
-    write(record, folder)
+    write(record, file)
     sys.stdout.write(page(record))
 
 

@@ -32,7 +32,7 @@ KEYS = ("PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING")  # of the s
 KEY = f"apertus:{secrets.token_urlsafe(32)}"  # one: further runs of this process find its server running
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 TURN_SECONDS = 60.0  # for the start of another run's server
-STARTS = 5  # servers of runs that create one database at the same time can end
+STARTS = 5  # a server can end at its start when another run creates the same database
 
 
 def start_prefect() -> None:
@@ -62,7 +62,7 @@ def start_prefect() -> None:
         def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
             self.starts += 1
             if self.starts > STARTS:  # Prefect would go on for ever, as if another process had its port
-                raise RuntimeError(f"it ended {STARTS} times while it started; its errors are above.")
+                raise RuntimeError(f"it ended at each of {STARTS} starts; its errors are above.")
             with interrupts.blocked():
                 process = super()._run_uvicorn_command()
                 _guard(process.pid)
@@ -85,6 +85,7 @@ def start_prefect() -> None:
         try:
             server.start()
         except (RuntimeError, httpx.HTTPError) as error:
+            server.stop()  # Prefect would give the same one to the next start
             fix = "run again; or start one and name it in PREFECT_API_URL"
             raise ConnectionError(f"Prefect's temporary server did not start: {error} Fix: {fix}") from error
 

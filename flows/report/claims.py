@@ -5,7 +5,6 @@ Invariant: a verdict follows from the interval alone. One seed has none, and sho
 
 import math
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from operator import itemgetter
@@ -14,7 +13,16 @@ from statistics import correlation as stdlib_correlation
 from typing import NamedTuple
 
 from flows.format import in_full
-from flows.report.experiments import Experiment, FigurePoint, Measurement, Points, front, mean, points_at
+from flows.report.experiments import (
+    Experiment,
+    FigurePoint,
+    Measurement,
+    Points,
+    by_label,
+    front,
+    mean,
+    points_at,
+)
 from specs.errors import counted
 from specs.figures import Claim, FigureSpec
 
@@ -80,7 +88,7 @@ def _tested(text: str, claim: Claim, spec: FigureSpec, series: Points) -> Tested
         return Tested(text, claim, correlation(pairs), len(pairs))
     if claim.at is not None:
         series = points_at(series, claim.at)
-    of, than = (_by_label(series[name]) for name in (claim.of, claim.than))
+    of, than = (by_label(series[name]) for name in (claim.of, claim.than))
     values = []
     for label in of.keys() & than.keys():
         own, other = of[label], than[label]
@@ -94,13 +102,6 @@ def _tested(text: str, claim: Claim, spec: FigureSpec, series: Points) -> Tested
             values.append(value)
     left_out = len(of.keys() | than.keys()) - len(values)
     return Tested(text, claim, mean(values) if values else None, len(values), left_out)
-
-
-def _by_label(points: Sequence[FigurePoint]) -> dict[str, list[FigurePoint]]:
-    grouped = defaultdict(list)
-    for point in points:
-        grouped[point.text].append(point)
-    return grouped
 
 
 def _on(axis: str, points: Sequence[FigurePoint]) -> list[float]:

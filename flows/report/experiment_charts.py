@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from flows.format import in_full
 from flows.report.experiments import Experiment, FigurePoint, front, place_of
 from flows.report.figures import SERIES_COLOURS, Entry, Figure, Styles, label, plot, whiskers
-from flows.report.ranks import ranks, untold
+from flows.report.ranks import not_told_apart, ranks
 from specs.errors import counted
 from specs.figures import Axis, FigureSpec
 
@@ -47,7 +47,9 @@ def _summary(experiment: Experiment, layout: Mapping[str, Any]) -> str:
         over = " over seeds" if spec.mean else ""
         sentences.append(f"{'Bands' if spec.form == 'lines' else 'Whiskers'} are 95% intervals{over}.")
     if spec.ranks:
-        sentences.append(f"Below a name: its rank (ranks that the seeds leave open). {untold(experiment)}")
+        sentences.append(
+            f"Below a name: its rank (ranks that the seeds leave open). {not_told_apart(experiment)}"
+        )
     if spec.front:
         sentences.append("The broad line joins those that none beats on both axes.")
     for name in ("x", "y"):

@@ -5,6 +5,7 @@ Invariant: there are only stored numbers. A variant without one is left out and 
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist, fmean, stdev
@@ -87,6 +88,14 @@ def points_at(points: Points, place: float) -> dict[str, list[FigurePoint]]:
     }
 
 
+def by_label(points: Sequence[FigurePoint]) -> dict[str, list[FigurePoint]]:
+    """The points by their labels, which are seeds."""
+    grouped = defaultdict(list)
+    for point in points:
+        grouped[point.text].append(point)
+    return grouped
+
+
 def place_of(point: FigurePoint) -> float:
     assert point.x is not None, "a point of a line has a number"
     return point.x.value
@@ -153,12 +162,13 @@ def _of(axis: Axis, variant: str, metrics: Metrics) -> Mapping[str, float]:
 
 
 def _value(metrics: Mapping[str, float], metric: str | list[str]) -> Measurement | None:
-    """A number with its interval if it has one, or the mean of several numbers."""
+    """A number with its interval if it has one, or the mean of several numbers, which has none."""
     names = [metric] if isinstance(metric, str) else metric
     if not metrics.keys() >= {*names}:
         return None
-    interval = (metrics.get(f"{metric}/{end}") for end in ("low", "high"))
-    return Measurement(fmean(metrics[name] for name in names), *interval)
+    if isinstance(metric, str):
+        return Measurement(metrics[metric], metrics.get(f"{metric}/low"), metrics.get(f"{metric}/high"))
+    return Measurement(fmean(metrics[name] for name in names))
 
 
 def front(points: list[FigurePoint], x_better: str | None, y_better: str | None) -> list[FigurePoint]:

@@ -8,12 +8,12 @@ from itertools import combinations
 from statistics import fmean
 from typing import NamedTuple
 
-from flows.report.experiments import Experiment, FigurePoint, mean
+from flows.report.experiments import Experiment, by_label, mean
 
 
 class Rank(NamedTuple):
-    """A series with its rank by the mean, 1 for the best. `best` and `worst` are the ranks that are left
-    to it between the series that are told apart from it."""
+    """A series with its rank by the mean, 1 for the best; `best` and `worst`: the best and the worst rank
+    that the pairs that are told apart allow."""
 
     series: str
     rank: int
@@ -27,18 +27,20 @@ class Rank(NamedTuple):
 
 
 def ranks(experiment: Experiment) -> list[Rank]:
-    """The series that have numbers, the best first. Points of two series with equal labels are compared."""
+    """The series that have numbers, the best first, by the seeds that all of them have; none without such."""
     sign = -1.0 if experiment.spec.y.better == "higher" else 1.0
-    costs = {series: _costs(points, sign) for series, points in experiment.single.items() if points}
+    labelled = {series: by_label(points) for series, points in experiment.single.items() if points}
+    seeds = set.intersection(*map(set, labelled.values())) if labelled else set[str]()
+    costs = {
+        series: {seed: sign * fmean(point.y.value for point in own[seed]) for seed in sorted(seeds)}
+        for series, own in labelled.items()
+        if seeds
+    }
     ahead: dict[str, set[str]] = {series: set() for series in costs}
     behind: dict[str, set[str]] = {series: set() for series in costs}
     for series, other in combinations(costs, 2):
-        labels = costs[series].keys() & costs[other].keys()
-        if len(labels) < 2:
-            continue
-        _, low, high = mean([costs[series][label] - costs[other][label] for label in sorted(labels)])
-        assert low is not None and high is not None, "several numbers have an interval"
-        if low > 0 or high < 0:
+        _, low, high = mean([costs[series][seed] - costs[other][seed] for seed in costs[series]])
+        if low is not None and high is not None and (low > 0 or high < 0):
             better, worse = (series, other) if high < 0 else (other, series)
             ahead[worse].add(better)
             behind[better].add(worse)
@@ -55,7 +57,7 @@ def ranks(experiment: Experiment) -> list[Rank]:
     ]
 
 
-def untold(experiment: Experiment) -> str:
+def not_told_apart(experiment: Experiment) -> str:
     """A sentence with the pairs that are not told apart, each pair once."""
     pairs, seen = [], set[str]()
     for rank in ranks(experiment):
@@ -63,8 +65,3 @@ def untold(experiment: Experiment) -> str:
         if others := [other for other in rank.alike if other not in seen]:
             pairs.append(f"{rank.series} from {', '.join(others)}")
     return f"Not told apart: {'; '.join(pairs)}." if pairs else "Each is told from all others."
-
-
-def _costs(points: list[FigurePoint], sign: float) -> dict[str, float]:
-    """By the label of a point, which is a seed: a number of which less is better."""
-    return {point.text: sign * point.y.value for point in points}

@@ -85,10 +85,11 @@ def run(self):
     return ending
 
 SubprocessASGIServer._run_uvicorn_command = run
-try:
-    start_prefect()
-except ConnectionError as error:
-    print(error)
+for _ in range(2):
+    try:
+        start_prefect()
+    except ConnectionError as error:
+        print(error)
 """
 
 
@@ -98,8 +99,8 @@ def test_a_server_that_ends_at_each_start_is_an_error_after_some(tmp_path: Path)
     ended = subprocess.run(
         [sys.executable, "-c", ENDING], env=environment, capture_output=True, text=True, timeout=120
     )
-    assert "did not start: it ended 5 times while it started; its errors are above. Fix" in ended.stdout
-    assert ended.stderr.count("no such revision") == 5
+    assert ended.stdout.count("did not start: it ended at each of 5 starts; its errors are above. Fix") == 2
+    assert ended.stderr.count("no such revision") == 10
 
 
 def test_a_home_of_prefect_that_cannot_be_written_is_an_error_that_names_the_setting(

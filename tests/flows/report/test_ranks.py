@@ -58,6 +58,16 @@ def test_the_figure_says_which_series_the_seeds_do_not_tell_apart() -> None:
     assert apart is not None and "Each is told from all others." in apart.summary
 
 
+def test_only_seeds_that_all_series_have_are_ranked() -> None:
+    """A store may not have all runs yet."""
+    found = ranks(ranked({"A": [1.0, 1.1, 1.05], "B": [1.1, 1.21, 1.155, 0.1]}))
+    assert [(rank.series, rank.rank, rank.best, rank.worst) for rank in found] == [
+        ("A", 1, 1, 1),
+        ("B", 2, 2, 2),
+    ]
+    assert ranks(ranked({"A": [1.0], "B": []})) != [] and ranks(ranked({"A": [], "B": []})) == []
+
+
 @pytest.mark.parametrize("change", [{"mean": False}, {"against": "A"}, {"x": FIGURE["y"]}])
 def test_a_figure_without_means_of_seeds_has_no_ranks(change: dict[str, object]) -> None:
     figure = FIGURE | {"series": {"A": "a-*"}, "ranks": True} | change
