@@ -40,6 +40,8 @@ class Peers:
         self._key = b""
         self._received: dict[socket.socket, bytes] = {}
         self._selector = selectors.DefaultSelector()
+        self._listener: socket.socket | None = None  # of rank 0
+        self._accepting = threading.Lock()
         self._finished = False
 
     def __enter__(self) -> Peers:
@@ -53,10 +55,12 @@ class Peers:
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if error is not None:  # the connections end with the process, when the error has been reported
             return
-        self._finished = True
-        for connection in list(self._received):
-            with contextlib.suppress(OSError):
-                connection.sendall(FINISHED)
+        with self._accepting:
+            self._finished = True
+            for connection in list(self._received):
+                with contextlib.suppress(OSError):
+                    connection.sendall(FINISHED)
+        self._accept()  # the thread may not have come to ranks that have just connected
 
     def _listen(self) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -64,6 +68,8 @@ class Peers:
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
         listener = socket.create_server(("", 0), family=family, backlog=4096, dualstack_ipv6=dual)
+        listener.setblocking(False)
+        self._listener = listener
         self._selector.register(listener, selectors.EVENT_READ)
         key, port = secrets.token_hex(16), listener.getsockname()[1]
         self._key = key.encode()
@@ -87,8 +93,16 @@ class Peers:
                 if ready.fileobj in self._received:
                     self._read(ready.fileobj)
                 else:
-                    with contextlib.suppress(OSError):  # the peer is gone again
-                        self._follow(ready.fileobj.accept()[0])
+                    self._accept()
+
+    def _accept(self) -> None:
+        """Follows all that have connected, if this is rank 0; who comes after its end is told of that."""
+        with self._accepting, contextlib.suppress(OSError):  # no more; or a peer is gone again
+            while self._listener is not None:
+                connection = self._listener.accept()[0]
+                self._follow(connection)
+                if self._finished:
+                    connection.sendall(FINISHED)
 
     def _read(self, connection: socket.socket) -> None:
         try:

@@ -105,6 +105,20 @@ def test_ranks_that_finish_one_after_another_are_not_missed(
         time.sleep(0.1)
 
 
+def test_a_rank_that_was_not_followed_yet_is_told_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of rank 0 may be late on a busy machine."""
+    monkeypatch.setattr(peers.Peers, "_watch", lambda self: None)
+    addresses: dict[str, str] = {}
+
+    class Addresses:
+        set = staticmethod(addresses.__setitem__)
+
+    with peers.Peers(Addresses(), 0, "localhost", print):
+        port = int(addresses[peers.WHERE].split()[0])
+        others = [socket.create_connection(("localhost", port), timeout=20) for _ in range(3)]
+    assert [other.recv(100) for other in others] == [peers.FINISHED] * 3
+
+
 @pytest.mark.parametrize("says", [b"", b"x", b"rank 1 on node1\n", b"x" * 5000])
 def test_a_stranger_has_no_effect(ranks: list[Rank], tmp_path: Path, says: bytes) -> None:
     port = int((tmp_path / "address").read_text().split()[0])
