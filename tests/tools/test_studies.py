@@ -8,6 +8,7 @@ import pytest
 
 from flows.report.claims import Tested
 from flows.report.experiments import Measurement
+from flows.report.ranks import Rank
 from specs.figures import Claim, FigureSpec
 from specs.pipeline import Pipeline
 from specs.recipe import load
@@ -54,6 +55,17 @@ def test_a_claim_that_no_machine_measured_has_no_verdict() -> None:
     text = page([Study(pipeline, identity, [])])
     assert "| - | not measured |" in text and "0 measured claims" in text
     assert "not measured" in picture(Study(pipeline, identity, []))
+
+
+def test_ranks_are_recorded_and_shown_by_machine() -> None:
+    made = study((SHOWN,), (SHOWN,))
+    ranked = [Rank("B", 1, 1, 2, ["A"]), Rank("A", 2, 1, 2, ["B"])]
+    result = made.results[1].model_copy(update={"ranks": {"loss": ranked}})
+    again = Result.model_validate_json(result.model_dump_json(exclude_defaults=True))
+    assert again == result
+    text = page([made._replace(results=[made.results[0], again])])
+    assert "Loss, on machine 1:" in text and "Loss, on machine 0:" not in text
+    assert "| B | 1 (1 to 2) | A |\n| A | 2 (1 to 2) | B |" in text
 
 
 def test_the_picture_draws_what_the_paper_says_on_the_right() -> None:

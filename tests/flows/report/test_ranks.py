@@ -13,12 +13,13 @@ from flows.report.experiments import Experiment, experiment_of
 from flows.report.ranks import ranks
 from specs.figures import FigureSpec
 
-FIGURE = {"title": "t", "y": {"stage": "e-{variant}", "metric": "m", "better": "lower"}, "mean": True}
+AXIS = {"stage": "e-{variant}", "metric": "m", "better": "lower"}
+FIGURE = {"title": "t", "y": AXIS, "mean": True}
 
 
 def ranked(values: dict[str, list[float]], better: str = "lower") -> Experiment:
     series = {name: f"{name}-*" for name in values}
-    axis = FIGURE["y"] | {"better": better}
+    axis = AXIS | {"better": better}
     spec = FigureSpec.model_validate(FIGURE | {"y": axis, "series": series, "ranks": True})
     metrics = {
         f"e-{name}-{seed}": {"m": value} for name, own in values.items() for seed, value in enumerate(own)
@@ -68,7 +69,7 @@ def test_only_seeds_that_all_series_have_are_ranked() -> None:
     assert ranks(ranked({"A": [1.0], "B": []})) != [] and ranks(ranked({"A": [], "B": []})) == []
 
 
-@pytest.mark.parametrize("change", [{"mean": False}, {"against": "A"}, {"x": FIGURE["y"]}])
+@pytest.mark.parametrize("change", [{"mean": False}, {"against": "A"}, {"x": AXIS}])
 def test_a_figure_without_means_of_seeds_has_no_ranks(change: dict[str, object]) -> None:
     figure = FIGURE | {"series": {"A": "a-*"}, "ranks": True} | change
     with pytest.raises(ValueError, match="ranks are for bars with mean: true"):
