@@ -96,7 +96,8 @@ class Peers:
                     self._accept()
 
     def _accept(self) -> None:
-        """Follows all that have connected, if this is rank 0; who comes after its end is told of that."""
+        """Follows every rank that has connected to this one, if this is rank 0. A rank that connects after
+        rank 0 has left the block is told so."""
         with self._accepting, contextlib.suppress(OSError):  # no more; or a peer is gone again
             while self._listener is not None:
                 connection = self._listener.accept()[0]

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torchtitan.models.common.attention as titan
 from torch.distributed import fsdp
 
 OLDER_TORCH = not hasattr(fsdp, "DataParallelMeshDims")
@@ -26,6 +25,8 @@ def without(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
 
 if OLDER_TORCH:
     fsdp.DataParallelMeshDims = object
+    import torchtitan.models.common.attention as titan
+
     titan.varlen_attn = without(titan.varlen_attn, "num_splits", "enable_gqa")
     create_block_mask = without(titan.create_block_mask, "separate_full_blocks")
     titan._compiled_create_block_mask = torch.compile(create_block_mask)

@@ -10,8 +10,6 @@ import torch
 import torch._dynamo.config as dynamo
 from torch.distributed import fsdp
 from torch.distributed.device_mesh import DeviceMesh
-
-import apertus_model.model.older_torch  # isort: skip  # before torchtitan's FSDP  # noqa: F401
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.compile import apply_compile

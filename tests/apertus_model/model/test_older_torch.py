@@ -1,5 +1,8 @@
 """torchtitan's calls of a newer torch."""
 
+import subprocess
+import sys
+
 from apertus_model.model.older_torch import OLDER_TORCH, without
 
 
@@ -9,3 +12,11 @@ def test_arguments_that_an_older_torch_does_not_take_are_left_out() -> None:
 
 def test_the_pinned_torch_is_new_enough() -> None:
     assert not OLDER_TORCH
+
+
+def test_torchtitan_is_prepared_whichever_package_is_imported_first() -> None:
+    """The pinned torch without the name that it has since 2.13."""
+    program = "from torch.distributed import fsdp; del fsdp.DataParallelMeshDims; import apertus_model.{}"
+    for module in ("trainer.trainer", "model.model"):
+        asked = [sys.executable, "-c", program.format(module)]
+        assert subprocess.run(asked, capture_output=True, timeout=300).returncode == 0
