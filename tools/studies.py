@@ -33,6 +33,7 @@ from specs.errors import counted
 from specs.pipeline import Pipeline
 from specs.recipe import load
 from tools.fingerprints import pinned
+from tools.record import table
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "specs" / "recipes").glob("*-mini.yaml"))
@@ -186,17 +187,22 @@ def _sections(studies: Sequence[Study]) -> Iterator[str]:
             about.append(duration(min(times)))
         yield f"{', '.join(about)}\n"
         yield f"![The claims, each with its interval]({IMAGES}/{pipeline.name}.svg)\n"
-        yield "| claim | paper | here | verdict |\n|---|---|---|---|"
-        for claims in study.claims():
-            here = "<br>".join(claim.shown for claim in claims)
-            yield f"| {claims[0].text} | {claims[0].claim.paper} | {here} | {verdict(claims)} |"
+        cells = (
+            (
+                claims[0].text,
+                claims[0].claim.paper,
+                "<br>".join(claim.shown for claim in claims),
+                verdict(claims),
+            )
+            for claims in study.claims()
+        )
+        yield from table(("claim", "paper", "here", "verdict"), cells)
         yield ""
         for result in results:
             for name, ranked in result.ranks.items():
                 yield f"{pipeline.figures[name].title}, on machine {result.machine}:\n"
-                yield "| series | rank (those left open) | not told apart from |\n|---|---|---|"
-                for rank in ranked:
-                    yield f"| {rank.series} | {rank.shown} | {', '.join(rank.alike) or 'none'} |"
+                compared = ((rank.series, rank.shown, ", ".join(rank.alike) or "none") for rank in ranked)
+                yield from table(("series", "rank (those left open)", "not told apart from"), compared)
                 yield ""
 
 

@@ -64,4 +64,4 @@ def not_told_apart(experiment: Experiment) -> str:
         seen.add(rank.series)
         if others := [other for other in rank.alike if other not in seen]:
             pairs.append(f"{rank.series} from {', '.join(others)}")
-    return f"Not told apart: {'; '.join(pairs)}." if pairs else "Each is told from all others."
+    return f"Not told apart: {'; '.join(pairs)}." if pairs else "Every series is told apart from all others."

@@ -56,7 +56,7 @@ def test_the_figure_says_which_series_the_seeds_do_not_tell_apart() -> None:
     single = draw("loss", ranked({"A": [1.0], "B": [2.0]}))
     assert single is not None and "Not told apart: A from B." in single.summary
     apart = draw("loss", ranked({"A": [1.0, 1.1], "B": [2.0, 2.1]}))
-    assert apart is not None and "Each is told from all others." in apart.summary
+    assert apart is not None and "Every series is told apart from all others." in apart.summary
 
 
 def test_only_seeds_that_all_series_have_are_ranked() -> None:
