@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed import fsdp
 
-OLDER_TORCH = not hasattr(fsdp, "DataParallelMeshDims")
+OLDER_TORCH = torch.__version__ < (2, 13)  # FSDP is not imported to see it: that takes half a second
 
 
 def without(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
@@ -24,6 +23,8 @@ def without(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
 
 
 if OLDER_TORCH:
+    from torch.distributed import fsdp
+
     fsdp.DataParallelMeshDims = object
     import torchtitan.models.common.attention as titan
 

@@ -15,8 +15,10 @@ def test_the_pinned_torch_is_new_enough() -> None:
 
 
 def test_torchtitan_is_prepared_whichever_package_is_imported_first() -> None:
-    """The pinned torch without the name that it has since 2.13."""
-    program = "from torch.distributed import fsdp; del fsdp.DataParallelMeshDims; import apertus_model.{}"
+    """The pinned torch without the name that it has since 2.13, and with an older version."""
+    older = "import torch; torch.__version__ = type(torch.__version__)('2.11.0'); "
+    without_name = "from torch.distributed import fsdp; del fsdp.DataParallelMeshDims; "
+    program = older + without_name + "import apertus_model.{}"
     for module in ("trainer.trainer", "model.model"):
         asked = [sys.executable, "-c", program.format(module)]
         assert subprocess.run(asked, capture_output=True, timeout=300).returncode == 0
