@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from apertus_model.rehearsal.records import Operators, RankFailure, RankReport, RankTask, Rehearsed
+from apertus_model.rehearsal.classes import CLASSES, GAPS, class_of
+from apertus_model.rehearsal.records import RankFailure, RankReport, RankTask, Rehearsed
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import race
-from benchmarks.gpu.profile import CLASSES, GAPS, STEPS, class_of, predicted, seconds_by_class
+from benchmarks.gpu.profile import STEPS, predicted, seconds_by_class
 from benchmarks.gpu.race import OUT_OF_TIME, ROUNDS, Race, groups
 from benchmarks.gpu.records import Record, Round, Row, page
 from benchmarks.gpu.shapes import BARE, LIMIT, TITAN, Shape, Trial, shapes, tiny, trials
@@ -224,21 +225,15 @@ def test_names_of_kernels_and_operators_have_classes() -> None:
 
 
 def test_predictions_have_the_same_classes() -> None:
-    def operator(kind: str, name: str, seconds: float) -> Operators:
-        return Operators(kind=kind, operator=name, calls=1, flops=1, bytes=1, seconds=seconds)
-
-    report = Rehearsed.model_construct(
-        operators=[operator("matrix", "addmm", 4), operator("memory", "_fused_adamw_", 2)],
-        compute_seconds=7, waited_seconds=0.5,
-    )  # fmt: skip
-    expected = dict.fromkeys(CLASSES, 0.0) | {"products": 4, "optimizer": 2, "other": 1, GAPS: 0.5}
+    report = Rehearsed.model_construct(classes={"products": 4.0, "optimizer": 2.0}, waited_seconds=0.5)
+    expected = dict.fromkeys(CLASSES, 0.0) | {"products": 4, "optimizer": 2, GAPS: 0.5}
     assert predicted(report) == expected
 
 
 def test_a_record_gets_predictions_later_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def reports(asked: list[RankTask]) -> list[RankReport]:
         assert {(task.gpu, task.device) for task in asked} == {("H200", "cuda")}
-        rehearsed = Rehearsed.model_construct(operators=[], compute_seconds=1.0, waited_seconds=0.5)
+        rehearsed = Rehearsed.model_construct(classes={}, waited_seconds=0.5)
         failure = RankFailure(error="no such name", place="")
         return [RankReport.model_construct(rehearsed=rehearsed), RankReport(rank=0, failure=failure)]
 

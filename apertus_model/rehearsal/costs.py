@@ -4,8 +4,11 @@ Each operator is a kernel, which reads its tensors and writes its result. In com
 operators that a compiler fuses are one kernel.
 """
 
+import functools
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry, mm_flop
 
 from apertus_model.rehearsal.allocations import Allocations, maker, tensors_in
+from apertus_model.rehearsal.classes import AROUND, CLASSES, NEAR, class_of, search
 from apertus_model.rehearsal.rates import Rates, unmasked
 
 aten = torch.ops.aten
@@ -25,15 +29,39 @@ SCATTERS = ("index_put_", "_index_put_impl_", "scatter_", "scatter_add_", "embed
 EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 NO_KERNEL = (
     *EMPTY, "detach", "lift_fresh", "_unsafe_view", "_reshape_alias", "set_", "is_same_size", "wait_tensor",
-    "alias",
+    "alias", "record_stream",
 )  # fmt: skip
+# these do not read the tensors that they write
+OVERWRITING = ("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_")
 # these take a maximum or a sum
 REDUCTIONS = ("max", "amax", "sum", "mean", "norm", "linalg_vector_norm")
-FUSED = ("memory", "fused")  # class and name of the kernels that a compiler makes of memory-bound operators
+ENGINE = "torch.autograd.graph._engine_run_backward"
+FUSED = ("memory", "fused")  # kind and name of the kernels that a compiler makes of memory-bound operators
+
+
+class Callers:
+    """The classes of operators, by their names, or by the functions that call them.
+
+    An operator of a formula of autograd, which no function calls, has the class of the operator whose
+    gradient it computes.
+    """
+
+    def __init__(self) -> None:
+        self._forward: dict[int, str | None] = {}  # class by the number of the node that autograd made
+
+    def class_of(self, operator: str) -> str:
+        """The class of an operator that runs now."""
+        own = class_of(operator)
+        around = own if own in AROUND else _class_of_caller()
+        if torch.is_grad_enabled():
+            self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, around)
+        elif around is None and (node := torch._C._current_autograd_node()) is not None:
+            around = self._forward.get(node._sequence_nr())
+        return own if own in NEAR else around or own
 
 
 class Costs:
-    """The costs of a step, summed by class and name of the operator.
+    """The costs of a step, summed by kind and name of the operator, and by class.
 
     Args:
         rates: of the GPU.
@@ -59,9 +87,12 @@ class Costs:
         self.moved = Counter[tuple[str, str]]()  # bytes
         self.seconds = defaultdict[tuple[str, str], float](float)
         self.calls = Counter[tuple[str, str]]()
+        self.classes = defaultdict[str, float](float)  # seconds
         self._rates, self._allocations, self._ours, self._fuses = rates, allocations, ours, fuses
         self._sparse_pairs = sparse_pairs
-        self._read: dict[int, int] = {}  # bytes by storage that the fused operators read
+        self._callers = Callers()
+        self._fused = set[str]()  # classes of the fused operators
+        self._read: dict[int, int] = {}  # bytes by storage that they read
         self._written: dict[int, int] = {}
         self._reduced = set[int]()  # storages that they reduce whole tensors to
         self._computed: dict[Any, list[int]] = {}  # by operator and its inputs: result storages
@@ -69,11 +100,16 @@ class Costs:
 
     def clear(self) -> None:
         """Forgets what was counted."""
-        for counter in (self.flops, self.moved, self.seconds, self.calls):
+        for counter in (self.flops, self.moved, self.seconds, self.calls, self.classes):
             counter.clear()
 
     def count(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> float | None:
         """Counts an operator. Returns the seconds of a matrix product, None for others."""
+        read, written = read_and_written(func, args, kwargs, result)
+        read, written = list(filter(self._ours, read)), list(filter(self._ours, written))
+        if not written:
+            return None
+        of = self._callers.class_of(name)
         if getattr(func, "is_view", False) or name in NO_KERNEL:
             return None
         packet = getattr(func, "_overloadpacket", func)
@@ -90,9 +126,9 @@ class Costs:
         if self._fuses and fusible and maker() in ("activations", ""):
             if not self._again(func, args, kwargs, result):
                 self._fuse(name, args, kwargs, result)
+                self._fused.add(of)
             return None
         self.end_fusion()
-        tensors = [tensor for tensor in tensors_in((args, kwargs.values(), [result])) if self._ours(tensor)]
         # of the tensors that are multiplied; sums and statistics beside them are wider
         width = min((part.element_size() for part in tensors_in(args) if part.is_floating_point()), default=4)
         computed: float = flops
@@ -103,33 +139,38 @@ class Costs:
             else:
                 flops = round(flops * self._sparse_pairs / (queries * keys))
                 computed = flops / 2
-        seconds = self._add(kind, name, flops, _moved(name, tensors), width, computed)
+        of = {"matrix": "products", "attention": "attention"}.get(kind, of)
+        seconds = self._add(kind, name, of, flops, _moved(name, read, written), width, computed)
         return seconds if kind == "matrix" else None
 
     def launched(self, kernel: Any, *args: Any) -> None:
         """Counts a Triton kernel, which reads and writes each of its tensors once."""
         self.end_fusion()
         moved = sum(2 * tensor.numel() * tensor.element_size() for tensor in tensors_in(args))
-        self._add("memory", kernel.fn.__name__, 0, moved, 4)
+        name = kernel.fn.__name__
+        self._add("memory", name, self._callers.class_of(name), 0, moved, 4)
 
     def end_fusion(self) -> None:
         """Counts the operators that were fused until now as one kernel."""
         if self._read or self._written:
             left = sum(size for number, size in self._written.items() if self._allocations.lives(number))
-            self._add(*FUSED, 0, sum(self._read.values()) + left, 4)
+            of = min(self._fused, key=CLASSES.index)
+            self._add(*FUSED, of, 0, sum(self._read.values()) + left, 4)
             self._read, self._written = {}, {}
             self._reduced.clear()
+            self._fused.clear()
 
     def _add(
-        self, kind: str, name: str, flops: int, moved: int, width: int, computed: float | None = None
+        self, kind: str, name: str, of: str, flops: int, moved: int, width: int, computed: float | None = None
     ) -> float:
-        """Adds a kernel; returns its seconds. `computed`: the FLOPs that take time, if fewer than `flops`."""
+        """Adds a kernel of class `of`; returns its seconds. `computed`: FLOPs that take time, if fewer."""
         key = kind, name
         self.calls[key] += 1
         self.flops[key] += flops
         self.moved[key] += moved
         seconds = self._rates.compute(flops if computed is None else computed, moved, kind, width)
         self.seconds[key] += seconds
+        self.classes[of] += seconds
         self._allocations.seconds += seconds
         return seconds
 
@@ -156,15 +197,33 @@ class Costs:
             self.end_fusion()
         if name in REDUCTIONS and not _along_rows(args):
             self._reduced.update(self._allocations.numbers(results))
-        most = max(_size(tensor) for tensor in results)
+        most = max(size_of(tensor) for tensor in results)
         for tensor in tensors_in((args, kwargs.values())):
             number = self._allocations.number(tensor)
             if number is not None and number not in self._written:
-                size = min(_size(tensor), most) if name in LOOKUPS else _size(tensor)
+                size = min(size_of(tensor), most) if name in LOOKUPS else size_of(tensor)
                 self._read[number] = max(size, self._read.get(number, 0))
         for tensor in results:
             if (number := self._allocations.number(tensor)) is not None:
-                self._written[number] = max(_size(tensor), self._written.get(number, 0))
+                self._written[number] = max(size_of(tensor), self._written.get(number, 0))
+
+
+def _class_of_caller() -> str | None:
+    """The class of the innermost running function that has one; None within a formula of autograd."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        function = f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}"
+        if function == ENGINE:
+            return None
+        if (found := _class_of_function(function)) is not None:
+            return found
+        frame = frame.f_back
+    return None
+
+
+@functools.cache
+def _class_of_function(name: str) -> str | None:
+    return search(AROUND, [name])
 
 
 def _along_rows(args: Any) -> bool:
@@ -175,7 +234,7 @@ def _along_rows(args: Any) -> bool:
     return bool(axes) and all(tensor.stride(axis) == 1 for axis in axes)
 
 
-def _size(tensor: torch.Tensor) -> int:
+def size_of(tensor: torch.Tensor) -> int:
     """The bytes of a tensor; an expanded tensor is no larger than its storage."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
@@ -188,9 +247,27 @@ def _lengths(name: str, args: Any) -> tuple[int, int]:
     return args[0].shape[-2], args[1].shape[-2]
 
 
-def _moved(name: str, tensors: list[torch.Tensor]) -> int:
+def read_and_written(
+    func: Any, args: Any, kwargs: Any, result: Any
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tensors that an operator reads, and those that it writes: its results, or the arguments that it
+    changes."""
+    results, schema = list(tensors_in([result])), getattr(func, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return list(tensors_in((args, kwargs.values()))), results
+    given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+    changed = {part.name: part for part in schema.arguments if part.alias_info and part.alias_info.is_write}
+    overwrites = schema.name.removeprefix("aten::") in OVERWRITING
+    read = [value for name, value in given.items()
+            if name not in changed or not (overwrites or changed[name].is_out)]  # fmt: skip
+    # gradients of a fused optimizer are written only if they are scaled
+    written = [value for name, value in given.items() if name in changed and name != "grads"]
+    return list(tensors_in(read)), results or list(tensors_in(written))
+
+
+def _moved(name: str, read: list[torch.Tensor], written: list[torch.Tensor]) -> int:
     """Bytes that an operator reads and writes."""
-    sizes = [_size(tensor) for tensor in tensors]
+    sizes = [size_of(tensor) for tensor in (*read, *written)]
     if name in LOOKUPS:
         return sum(sizes[1:]) + sizes[-1]
     if name in SCATTERS:

@@ -87,7 +87,7 @@ class StepObserver(TorchDispatchMode):
                 self.costs.end_fusion()
                 sizes = [self._bytes(value) for value in (*args, result)]
                 self.exchanges.count(func, name, args, kwargs, result, sizes)
-            elif outputs:
+            else:
                 product = self.costs.count(func, name, args, kwargs, result)
                 self.exchanges.beside(name, args, result, product)
         return result

@@ -79,9 +79,9 @@ FUSED = ("_fused_rms_norm", "_fused_rms_norm_backward")
 SUMS = ("to_accumulated_grad_if_needed", "accumulate_unsharded_grad_if_needed")
 # Internal names of torch that are used and not replaced.
 USED = (
-    *(f"torch._C.{name}" for name in ("_current_graph_task_id", "_dispatch_has_kernel_for_dispatch_key",
-      "_get_dispatch_mode", "_set_only_lift_cpu_tensors",
-      "_TorchDispatchModeKey.FAKE")),
+    *(f"torch._C.{name}" for name in ("_autograd._get_sequence_nr", "_current_autograd_node",
+      "_current_graph_task_id", "_dispatch_has_kernel_for_dispatch_key", "_get_dispatch_mode",
+      "_set_only_lift_cpu_tensors", "_TorchDispatchModeKey.FAKE")),
     *(f"torch.distributed.pipelining._utils.{name}" for name in ("_StageBackwardMeta", "_StageForwardMeta",
       "InferenceMode.DYNAMIC", "extract_tensor_meta")),
     *(f"torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam.{name}" for name in SUMS),

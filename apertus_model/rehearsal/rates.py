@@ -132,7 +132,7 @@ class Rates:
         return SHEETS[self.name].capability
 
     def speed(self, kind: str, width: int) -> float:
-        """Operations per second of a class of operators: `matrix` or `attention`. `width`: bytes per element
+        """Operations per second of a kind of operators: `matrix` or `attention`. `width`: bytes per element
         of the tensors that are multiplied; 1 is float8, and a ValueError on a GPU without it."""
         sheet, gpu = SHEETS[self.name], GPUS[self.name]
         if width == 1:
@@ -152,7 +152,7 @@ class Rates:
     def bound(self, seconds: Mapping[str, float]) -> float:
         """The largest fraction of its peak that the GPU could use if it waited for nothing: the share of
         matrix products and attention in the time of all operators, at the rates of the data sheet in
-        bfloat16. `seconds`: the predicted seconds by class."""
+        bfloat16. `seconds`: the predicted seconds by kind."""
         sheet = SHEETS[self.name]
         products = sheet.clock * (seconds["matrix"] * sheet.matrix + seconds["attention"] * ATTENTION)
         return products / (products + seconds["memory"] * MEMORY)

@@ -9,7 +9,7 @@ from specs.base import Strict
 
 KINDS = ("weights", "gradients", "optimizer_states", "activations", "communication", "other")
 PAIRS = 4  # per row of preference data: about as many as the published recipes have
-CLASSES = ("matrix", "attention", "memory")  # of operators
+OPERATORS = ("matrix", "attention", "memory")  # kinds of operators
 HIDDEN = ("fsdp", "dp_replicate")  # meshes whose collectives run beside computation
 
 
@@ -97,9 +97,10 @@ class Rehearsed(Strict):
     flops: dict[str, int]  # matrix, attention
     synchronisations: list[Synchronisation]
     operators: list[Operators]  # longest first
-    classes: dict[str, float]  # seconds of all operators: matrix, attention, memory
+    kinds: dict[str, float]  # seconds of all operators by kind: matrix, attention, memory
+    classes: dict[str, float]  # the same seconds by what operators are for, see `classes`
     bound: float  # fraction of the GPU's peak, see `Rates.bound`
-    compute_seconds: float  # the sum of `classes`
+    compute_seconds: float  # the sum of `kinds`, and of `classes`
     waited_seconds: float  # collectives that no computation hides
     seconds: float  # of the step, without the bubble of a pipeline
 

@@ -124,10 +124,10 @@ def _report(observer: StepObserver, trainer: Any, rates: Rates, attention: str) 
     waited = (
         sum(line.seconds - line.hidden_seconds for line in collectives) - beside + max(0.0, beside - compute)
     )
-    flops, classes = Counter[str](), dict.fromkeys(records.CLASSES, 0.0)
+    flops, kinds = Counter[str](), dict.fromkeys(records.OPERATORS, 0.0)
     for line in operators:
         flops[line.kind] += line.flops
-        classes[line.kind] += line.seconds
+        kinds[line.kind] += line.seconds
     return records.Rehearsed(
         attention=attention,
         layers=[name for part in trainer.model_parts for name in part.layers],
@@ -140,8 +140,9 @@ def _report(observer: StepObserver, trainer: Any, rates: Rates, attention: str) 
             for (at, what), calls in observer.waits.most_common()
         ],
         operators=operators[:LONGEST],
-        classes=classes,
-        bound=rates.bound(classes),
+        kinds=kinds,
+        classes=dict(costs.classes),
+        bound=rates.bound(kinds),
         compute_seconds=compute,
         waited_seconds=waited,
         seconds=compute + waited,

@@ -6,9 +6,7 @@ none runs, the GPU waits for the host. On a CPU, operators take the place of ker
 
 from __future__ import annotations
 
-import functools
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,37 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from apertus_model.rehearsal.classes import CLASSES, GAPS, class_of
 from apertus_model.rehearsal.records import Rehearsed
 
 STEPS = "measured steps"  # name of the region of the trace
-GAPS, OTHER = "gaps", "other"
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of what runs on a GPU
 CALLS = ("cpu_op", "user_annotation")
-# The class of a kernel, or of an operator, by what is searched for in its name, and in the name of the
-# operator that launched it, or that it is within; in this order.
-NEAR = {
-    "attention": r"attention|flash|fmha|flex|varlen|sdpa",
-    "products": r"gemm|cutlass|nvjet|xmma|cublas|_scaled_mm|^(aten::)?(mm|addmm_?|bmm|linear|matmul)$",
-}
-# The same, searched for in the names of all operators around it, too.
-AROUND = {
-    "optimizer": r"Optimizer|[Aa]dam|_foreach_(norm|mul|div|lerp|addc|sqrt|add|pow)|vector_norm|clip",
-    "embedding and loss": r"mbedding|[Cc]ross_?[Ee]ntropy|[Ss]oftmax|nll_loss",
-    "norms": r"rms_?norm|RmsNorm|layer_norm|rsqrt",
-    "activation": r"xielu|XIELU|[Ss]ilu|expm1|[Ss]oftplus",
-}
-LAST = {"casts and copies": r"[Cc]opy|Mem(cpy|set)|[Cc]ast|[Ff]ill|zero|split_with|(aten::|^)_?(to|cat)$"}
-CLASSES = (*NEAR, *AROUND, *LAST, OTHER, GAPS)
-
-
-@functools.cache
-def class_of(*names: str) -> str:
-    """The class of a kernel or an operator, the last of `names`, within the operators before it."""
-    for table, near in ((NEAR, 2), (AROUND, len(names)), (LAST, 2)):
-        for kind, pattern in table.items():
-            if any(re.search(pattern, name) for name in names[-near:]):
-                return kind
-    return OTHER
 
 
 def seconds_by_class(trace: str | Path, steps: int) -> dict[str, float]:
@@ -88,12 +61,5 @@ def _spans(events: list[dict[str, Any]]) -> Iterator[tuple[float, float, str]]:
 
 
 def predicted(rehearsed: Rehearsed) -> dict[str, float]:
-    """Predicted seconds a step by the same classes. Operators that a report leaves out, and those that a
-    compiler fuses, are `other`; what no computation hides is a gap."""
-    total = dict.fromkeys(CLASSES, 0.0)
-    for operator in rehearsed.operators:
-        kind = {"matrix": "products", "attention": "attention"}.get(operator.kind)
-        total[kind or class_of(operator.operator)] += operator.seconds
-    total[OTHER] += rehearsed.compute_seconds - sum(total.values())
-    total[GAPS] = rehearsed.waited_seconds
-    return total
+    """Predicted seconds a step by the same classes. What no computation hides is a gap."""
+    return dict.fromkeys(CLASSES, 0.0) | rehearsed.classes | {GAPS: rehearsed.waited_seconds}

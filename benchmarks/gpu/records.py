@@ -6,7 +6,7 @@ import statistics
 
 from pydantic import ConfigDict, Field
 
-from benchmarks.gpu.profile import CLASSES
+from apertus_model.rehearsal.classes import CLASSES
 from benchmarks.gpu.shapes import BESIDE, LIMIT
 from benchmarks.measure import spread
 from specs.base import Strict

@@ -118,13 +118,13 @@ def _time_chart(part: PartResult) -> Figure:
 
 
 def _classes(rehearsed: Rehearsed, bubble: float) -> dict[str, float]:
-    """Seconds by class of operators, by mesh of the collectives that are waited for, and idle time."""
+    """Seconds by kind of operators, by mesh of the collectives that are waited for, and idle time."""
     waits: defaultdict[str, float] = defaultdict(float)
     for line in rehearsed.collectives:
         if line.mesh not in HIDDEN:
             waits[line.mesh] += line.seconds
     beyond = rehearsed.waited_seconds - sum(waits.values())
-    times = rehearsed.classes | dict(waits) | {"fsdp": beyond, "bubble": bubble * rehearsed.seconds}
+    times = rehearsed.kinds | dict(waits) | {"fsdp": beyond, "bubble": bubble * rehearsed.seconds}
     return {kind: seconds for kind, seconds in times.items() if seconds > 1e-3 * rehearsed.seconds}
 
 

@@ -139,3 +139,59 @@ def test_ranks_that_share_a_sequence_have_fewer_queries_than_keys(
 ) -> None:
     query, key = torch.ones(1, 2, queries, 16), torch.ones(1, 2, keys, 16)
     assert _lengths(name, (query, key)) == lengths
+
+
+def test_operators_that_return_nothing_count_too(matrix: torch.Tensor) -> None:
+    """Those of optimizers: what they change is read and written. A copy does not read what it overwrites."""
+    observer = StepObserver(RATES, "cpu")
+    with observer:
+        weights, states = [matrix.clone(), matrix.clone()], [matrix.clone(), matrix.clone()]
+        rounded = torch.empty(SIDE, SIDE, dtype=torch.bfloat16)
+        observer.begin()
+        torch._foreach_add_(weights, states)
+        torch._foreach_addcdiv_(weights, states, weights)
+        torch._foreach_copy_([rounded], [states[0]])
+        rounded.copy_(matrix)
+        states[0].zero_()
+        torch.mul(matrix, 2.0, out=rounded)
+        torch.addmm(matrix, matrix, matrix, out=matrix)
+    assert dict(observer.costs.moved) == {
+        ("memory", "_foreach_add_"): 2 * 3 * SIZE, ("memory", "_foreach_addcdiv_"): 2 * 4 * SIZE,
+        ("memory", "_foreach_copy_"): SIZE + SIZE // 2, ("memory", "copy_"): SIZE + SIZE // 2,
+        ("memory", "zero_"): SIZE, ("memory", "mul"): SIZE + SIZE // 2, ("matrix", "addmm"): 4 * SIZE,
+    }  # fmt: skip
+
+
+def test_a_fused_adamw_reads_four_tensors_and_writes_three(matrix: torch.Tensor) -> None:
+    parameter = torch.nn.Parameter(matrix)
+    optimizer, observer = torch.optim.AdamW([parameter], fused=True), StepObserver(RATES, "cpu")
+    with observer:
+        for _ in range(2):
+            parameter.grad = torch.ones(SIDE, SIDE)
+            observer.begin()
+            optimizer.step()
+    assert observer.costs.moved["memory", "_fused_adamw_"] == pytest.approx(7 * SIZE, abs=8)
+    assert set(observer.costs.classes) == {"optimizer"}
+
+
+def test_operators_have_the_classes_of_what_calls_them(matrix: torch.Tensor) -> None:
+    """Also where autograd runs the formulas of a backward pass: they have the class of the forward pass."""
+    norm, table = torch.nn.RMSNorm(SIDE), torch.nn.Embedding(SIDE, SIDE)
+    classes = dict[str, dict[str, float]]()
+    with StepObserver(RATES, "cpu") as observer:
+        tokens = torch.arange(SIDE)
+        for name, work in {
+            "embedding and loss": lambda: table(tokens),
+            "norms": lambda: norm(matrix.requires_grad_()),
+            "activation": lambda: torch.nn.functional.softplus(matrix.requires_grad_()),
+            "products": lambda: matrix.requires_grad_() @ matrix.detach(),
+            "other": lambda: matrix.requires_grad_() + 1,
+            "casts and copies": lambda: matrix.requires_grad_().to(torch.bfloat16),
+        }.items():
+            observer.begin()
+            result = work()
+            result.backward(torch.ones_like(result))
+            classes[name] = dict(observer.costs.classes)
+    for name, seconds in classes.items():
+        assert seconds.pop(name) > 0
+        assert set(seconds) <= {"casts and copies", "other"} - {name}, (name, seconds)

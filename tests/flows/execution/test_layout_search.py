@@ -42,8 +42,8 @@ class Runs:
         rehearsed = Rehearsed(
             attention="", layers=[], micro_batches=1,
             memory=PeakMemory(total=peak, kinds=kinds, largest=[], moments=[]), collectives=[], flops={},
-            synchronisations=[], operators=[], classes={}, bound=1.0, compute_seconds=1.0, waited_seconds=0.0,
-            seconds=1.0,
+            synchronisations=[], operators=[], kinds={}, classes={}, bound=1.0, compute_seconds=1.0,
+            waited_seconds=0.0, seconds=1.0,
         )  # fmt: skip
         failure = RankFailure(error="ValueError: no such layout", place="") if peak < 0 else None
         report = RankReport(rank=0, rehearsed=None if failure else rehearsed, failure=failure)

@@ -80,7 +80,7 @@ def test_the_json_is_what_its_model_says(shipped: str) -> None:
     assert rank.memory_difference == rank.planned_memory["total"] / built.memory.total - 1
     assert part.step_seconds == pytest.approx(built.seconds)
     assert built.seconds == pytest.approx(built.compute_seconds + built.waited_seconds)
-    assert built.compute_seconds == pytest.approx(sum(built.classes.values()))
+    assert built.compute_seconds == pytest.approx(sum(built.kinds.values()))
     assert part.tokens_per_second_per_gpu == pytest.approx(1024 * 4096 / 1024 / built.seconds)
 
 

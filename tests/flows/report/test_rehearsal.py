@@ -42,7 +42,7 @@ def rehearsed(peak: int, *, waited: float = 2.0) -> Rehearsed:
         attention="", layers=[], micro_batches=1,
         memory=PeakMemory(total=peak, kinds=dict.fromkeys(KINDS, 0), largest=[], moments=moments),
         collectives=exchanged, flops={}, synchronisations=[], operators=[],
-        classes={"matrix": 3.0, "attention": 0.0, "memory": 1.0}, bound=0.75,
+        kinds={"matrix": 3.0, "attention": 0.0, "memory": 1.0}, classes={}, bound=0.75,
         compute_seconds=4.0, waited_seconds=waited,
         seconds=4.0 + waited,
     )  # fmt: skip
@@ -99,7 +99,7 @@ def test_a_small_model_is_drawn_in_its_own_units_without_the_limit_of_the_gpu() 
         update={
             "memory": large.memory.model_copy(update={"total": 70_000_000, "moments": moments}),
             "collectives": [],
-            "classes": {"matrix": 3e-6},
+            "kinds": {"matrix": 3e-6},
             "waited_seconds": 0.0,
             "seconds": 3e-6,
         }
