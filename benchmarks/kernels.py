@@ -25,18 +25,20 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import apertus_model.device  # before anything of torchtitan  # noqa: F401
+from apertus_model.losses import softmax, softmax_triton
 from apertus_model.model import rotation_triton, xielu_triton
 from apertus_model.model.rotation import CosSinRoPE
 from apertus_model.model.xielu import BETA, formula, formula_backward
 from apertus_model.optimizers import ademamix_triton
 from apertus_model.optimizers.ademamix import AdEMAMix
 from apertus_model.rehearsal import fake_cuda
-from apertus_model.rehearsal.allocations import tensors_in
+from apertus_model.rehearsal.costs import read_and_written, size_of
 from benchmarks.kernel_code import compiled
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 NAMES = {FLOAT32: "float32", BFLOAT16: "bfloat16"}
 HEADS = 8  # of a rank of the 8B with tp 4
+WORDS = 1 << 14  # of a row of logits
 INTERPRETED, COUNTED, TIMED = 1 << 14, 1 << 17, 1 << 26  # elements
 ROUNDS = 20
 NO_KERNEL = ("empty", "new_empty", "detach", "_unsafe_view")
@@ -90,6 +92,15 @@ def _heads(dtype: torch.dtype) -> Callable[[int, str], list[Any]]:
     return make
 
 
+def _logits(dtype: torch.dtype, *of_rows: torch.dtype) -> Callable[[int, str], list[Any]]:
+    def make(elements: int, device: str) -> list[Any]:
+        rows = max(elements // WORDS, 1)
+        logits = torch.full((rows, WORDS), 0.1, dtype=dtype, device=device)
+        return [logits, *(torch.ones(rows, dtype=kind, device=device) for kind in of_rows)]
+
+    return make
+
+
 def _update(cut: bool) -> Callable[..., None]:
     def launch(weight: torch.Tensor, *others: torch.Tensor) -> None:
         ademamix_triton.update(
@@ -117,6 +128,16 @@ def _xielu(x: torch.Tensor, alpha_p: torch.Tensor, alpha_n: torch.Tensor) -> tor
 def _xielu_backward(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
     gradient, x, alpha_p, alpha_n = arguments
     return formula_backward(gradient, x, F.softplus(alpha_p), BETA + F.softplus(alpha_n))
+
+
+def _row_sums(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return softmax.formula(logits.float())
+
+
+def _to_gradient(logits: torch.Tensor, *of_rows: torch.Tensor) -> torch.Tensor:
+    wide = (logits.float() - of_rows[1][:, None]).exp_()
+    softmax.gradient_formula(wide, *of_rows)
+    return wide.to(logits.dtype)
 
 
 def _rotation(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -147,6 +168,9 @@ def _cases() -> list[Case]:
                  functools.partial(xielu_triton.forward, beta=BETA), _xielu),
             Case(f"xIELU backward, {name}", 3 * size, _with_scalars(2, dtype),
                  functools.partial(xielu_triton.backward, beta=BETA), _xielu_backward),
+            Case(f"softmax, sums, {name}", size, _logits(dtype), softmax_triton.row_sums, _row_sums),
+            Case(f"softmax, gradient, {name}", 2 * size, _logits(dtype, torch.int64, *[FLOAT32] * 3),
+                 softmax_triton.to_gradient, _to_gradient),
             Case(f"rotary embedding, {name}", *rotated,
                  lambda x, table: rotation_triton.rotated(x, table, False), _rotation),
             Case(f"rotary embedding backward, {name}", *rotated,
@@ -169,21 +193,8 @@ class Moved(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not func.is_view and not func.__name__.startswith(NO_KERNEL):
-            inputs = [*tensors_in(args), *tensors_in(kwargs.values())]
-            known = {tensor.data_ptr() for tensor in inputs}
-            changed = [
-                tensor
-                for argument, value in zip(func._schema.arguments, args, strict=False)
-                if argument.alias_info is not None and argument.alias_info.is_write
-                for tensor in tensors_in([value])
-            ]
-            if func.__name__.startswith(("copy_", "fill_", "zero_")):  # these do not read what they change
-                inputs = inputs[1:]
-            created = [tensor for tensor in tensors_in([result]) if tensor.data_ptr() not in known]
-            self.bytes += sum(
-                min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-                for tensor in [*inputs, *changed, *created]
-            )
+            read, written = read_and_written(func, args, kwargs, result)
+            self.bytes += sum(map(size_of, (*read, *written)))
         return result
 
 

@@ -68,7 +68,7 @@ class Row:
         of a chunk and of the weight's gradient (`apertus_model.losses.cross_entropy`)."""
         model, tp = self.segment.model, self.segment.parallel.tp
         tokens = (self.segment.micro_batch_size or 1) * self.segment.sequence_length
-        chunk = 6 * 1024 * model.vocab_size + 4 * model.vocab_size * model.dim
+        chunk = 2 * 1024 * model.vocab_size + 4 * model.vocab_size * model.dim
         return (self.logit_bytes * tokens * model.vocab_size - chunk) / tp
 
 

@@ -6,11 +6,11 @@ bfloat16), the largest extra memory is, in bytes,
 
     C V (4 + b') + V D (4 + b) + 4 C D + N D b    with C = min(N, CHUNK_TOKENS), b' = 0 for float32, else b
 
-    (a chunk's scores) + (the weight's gradient, summed in float32; then in the dtype of the parameters)
-    + (copies of a chunk) + (the states' gradient)
+    (a chunk's logits; on CUDA, C V b) + (the weight's gradient, summed in float32; then in the dtype of the
+    parameters) + (copies of a chunk) + (the states' gradient)
 
 compared with 12 N V (+ V D b) for cross-entropy of full logits. For the 8B model and 4,096 tokens in
-bfloat16: 0.8 + 3.2 GB instead of 6.4 + 1.1 GB; for 16,384 tokens the same instead of 25.8 + 1.1 GB.
+bfloat16 on CUDA: 0.3 + 3.2 GB instead of 6.4 + 1.1 GB; for 16,384 tokens the same instead of 25.8 + 1.1 GB.
 
 `cross_entropy` knows the gradient of each token while it has the logits, and computes both gradients in the
 forward pass: three matrix products per chunk, as with full logits. Any function may follow `label_scores` and
@@ -37,6 +37,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from apertus_model.device import has_kernels
+from apertus_model.losses.softmax import row_sums, to_gradient
 from specs.capabilities import CHUNK_TOKENS
 
 IGNORE_INDEX = -100
@@ -139,39 +141,38 @@ def logits(states_CD: Tensor, weight_VD: Tensor) -> Tensor:
 
 
 class Softmax:
-    """The softmax of a chunk, before it is normalised."""
+    """The softmax of a chunk."""
 
     log_probabilities_C: Tensor  # ln p(label)
-    scores_CV: Tensor  # exp(logit - largest logit)
-    total_C: Tensor  # sums of the scores over the vocabulary
     log_sum_C: Tensor  # logarithms of the sums of exp(logit) over the vocabulary
 
     def __init__(self, logits_CV: Tensor, labels_C: Tensor, vocab: VocabShard) -> None:
-        """`logits_CV`, in the precision of sums, become the scores."""
-        self.scores_CV = logits_CV
-        largest_C = vocab.reduce(self.scores_CV.amax(1), dist.ReduceOp.MAX)
-        self.scores_CV -= largest_C[:, None]
-        own_C = labels_C - vocab.begin
+        """`logits_CV`: contiguous. Kernels read them as they are, formulas in the precision of sums."""
+        if not has_kernels(logits_CV):
+            logits_CV = logits_CV.to(precision(logits_CV.dtype))
+        self._logits_CV, self._own_C = logits_CV, labels_C - vocab.begin
         words = logits_CV.shape[1]
-        self.inside_C = (own_C >= 0) & (own_C < words)
-        self.label_C1 = (own_C if vocab.group is None else own_C.clamp(0, words - 1))[:, None]
-        at_label_C = torch.where(self.inside_C, self.scores_CV.gather(1, self.label_C1)[:, 0], 0.0)
-        self.scores_CV.exp_()
-        sums_2C = vocab.reduce(torch.stack([self.scores_CV.sum(1), at_label_C]), dist.ReduceOp.SUM)
-        self.total_C, at_label_C = sums_2C.unbind()
-        log_total_C = self.total_C.log()
+        inside_C = (self._own_C >= 0) & (self._own_C < words)
+        label_C1 = (self._own_C if vocab.group is None else self._own_C.clamp(0, words - 1))[:, None]
+        at_label_C = logits_CV.gather(1, label_C1)[:, 0]
+        self._own_largest_C, total_C = row_sums(logits_CV)
+        largest_C = vocab.reduce(self._own_largest_C.clone(), dist.ReduceOp.MAX)
+        scale_C = (self._own_largest_C - largest_C).exp()
+        at_label_C = torch.where(inside_C, at_label_C - largest_C, 0.0)
+        sums_2C = vocab.reduce(torch.stack([total_C * scale_C, at_label_C]), dist.ReduceOp.SUM)
+        total_C, at_label_C = sums_2C.unbind()
+        log_total_C = total_C.log()
+        self._total_C = total_C / scale_C  # of exp(logit - this rank's largest logit), over all ranks
         self.log_probabilities_C = at_label_C - log_total_C
         self.log_sum_C = largest_C + log_total_C
 
     def gradient(self, factors_C: Tensor, at_label_C: Tensor | None = None) -> Tensor:
         """Gradient of sum_i factor_i (-ln p(label_i)) with respect to the logits, factor (p - [label]): (C,
-        V); overwrites the scores. With `at_label_C`, the gradient is factor p - at_label [label]."""
+        V); overwrites the logits. With `at_label_C`, the gradient is factor p - at_label [label]."""
         at_label_C = factors_C if at_label_C is None else at_label_C
-        gradient_CV = self.scores_CV.mul_((factors_C / self.total_C)[:, None])
-        at_label_C1 = (
-            gradient_CV.gather(1, self.label_C1) - torch.where(self.inside_C, at_label_C, 0.0)[:, None]
-        )
-        return gradient_CV.scatter_(1, self.label_C1, at_label_C1)
+        shares_C = factors_C / self._total_C
+        to_gradient(self._logits_CV, self._own_C, self._own_largest_C, shares_C, at_label_C)
+        return self._logits_CV
 
 
 class Gradients:
@@ -222,12 +223,12 @@ class _CrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float64, device=states_ND.device)
         for places, labels in chunks(labels_BL, states_ND.device):
             states, weights = states_ND[places], weights_N[places]
-            softmax = Softmax(logits(states, weight_VD), labels, vocab)
+            softmax = Softmax(F.linear(states, weight_VD), labels, vocab)
             total -= (weights.double() * softmax.log_probabilities_C).sum()
             if z_loss:
                 total += z_loss * (weights.double() * softmax.log_sum_C.double().square()).sum()
             if any(ctx.needs_input_grad[:2]):
-                factors = (weights.double() / denominator).to(softmax.total_C.dtype)
+                factors = (weights.double() / denominator).to(softmax.log_sum_C.dtype)
                 of_all = factors * (1 + 2 * z_loss * softmax.log_sum_C) if z_loss else factors
                 gradients.add(places, states, weight_VD, softmax.gradient(of_all, factors))
             del softmax  # before the next chunk's is made
@@ -247,7 +248,7 @@ class _LabelScores(torch.autograd.Function):
         empty = torch.zeros(len(states_ND), dtype=precision(weight_VD.dtype), device=states_ND.device)
         log_probabilities, log_sums = empty, torch.zeros_like(empty)
         for places, labels in chunks(labels_BL, states_ND.device):
-            softmax = Softmax(logits(states_ND[places], weight_VD), labels, vocab)
+            softmax = Softmax(F.linear(states_ND[places], weight_VD), labels, vocab)
             log_probabilities[places], log_sums[places] = softmax.log_probabilities_C, softmax.log_sum_C
             del softmax  # before the next chunk's is made
         ctx.save_for_backward(states_ND, weight_VD, labels_BL)
@@ -260,7 +261,7 @@ class _LabelScores(torch.autograd.Function):
         gradients = Gradients(states_ND, weight_VD, ctx.needs_input_grad)
         for places, labels in chunks(labels_BL, states_ND.device):
             states = states_ND[places]
-            softmax = Softmax(logits(states, weight_VD), labels, ctx.vocab)
+            softmax = Softmax(F.linear(states, weight_VD), labels, ctx.vocab)
             of_label, of_sum = (gradient[places] for gradient in upstream)
             gradients.add(places, states, weight_VD, softmax.gradient(of_sum - of_label, -of_label))
             del softmax

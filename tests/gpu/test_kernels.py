@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from apertus_model.losses.cross_entropy import LastStates, cross_entropy
+from apertus_model.losses.softmax import row_sums, to_gradient
 from apertus_model.model.feed_forward import XIELU
 from apertus_model.model.rotation import rotate
 from apertus_model.model.xielu import BETA
@@ -165,3 +167,44 @@ def test_the_rotary_embedding_is_as_fast_as_the_memory(tmp_path: Path, measured:
     share = 2 * 2 * ELEMENTS / in_one_process(tmp_path, seconds) / SHEETS[name].bandwidth
     measured("bandwidth", f"{share:.0%} of the sheet of {name}")
     assert share > 0.6
+
+
+@needs_gpus()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cross_entropy_is_that_of_all_logits(dtype: torch.dtype, tmp_path: Path, measured: Measured) -> None:
+    """And its gradients; a chunk and a part of one, and words that fill no block."""
+
+    def differences() -> list[float]:
+        generator = torch.Generator("cuda").manual_seed(0)
+        states = torch.randn(1, 1500, 64, generator=generator, device="cuda").to(dtype).requires_grad_()
+        weight = torch.randn(5003, 64, generator=generator, device="cuda").to(dtype).requires_grad_()
+        labels = torch.randint(5003, (1, 1500), generator=generator, device="cuda")
+        exact = [tensor.detach().double().requires_grad_() for tensor in (states, weight)]
+        found = cross_entropy(LastStates(states, weight, labels), 1500.0)
+        expected = F.cross_entropy(F.linear(*exact)[0], labels[0])
+        gradients = torch.autograd.grad(found, (states, weight)), torch.autograd.grad(expected, exact)
+        pairs = [(found.detach(), expected.detach()), *zip(*gradients, strict=True)]
+        return [float((a.double() - b).norm() / b.norm()) for a, b in pairs]
+
+    found = in_one_process(tmp_path, differences)
+    for what, difference in zip(("loss", "dstates", "dweight"), found, strict=True):
+        measured(what, f"{difference:.1e} from float64, relative")
+    assert max(found) < (1e-5 if dtype == torch.float32 else 3e-2)  # logits near 8 have steps of 2^-5
+
+
+@needs_gpus()
+def test_the_softmax_is_as_fast_as_the_memory(tmp_path: Path, measured: Measured) -> None:
+    name = sheet_of_this_gpu()
+
+    def seconds() -> tuple[float, float]:
+        logits = torch.zeros(1024, ELEMENTS // 1024, dtype=torch.bfloat16, device="cuda")
+        labels, zeros = torch.zeros(1024, dtype=torch.int64, device="cuda"), torch.zeros(1024, device="cuda")
+        return (
+            seconds_of(lambda: row_sums(logits), queued=QUEUED),
+            seconds_of(lambda: to_gradient(logits, labels, *[zeros] * 3), queued=QUEUED),
+        )
+
+    spent = in_one_process(tmp_path, seconds)
+    shares = [2 * n * ELEMENTS / s / SHEETS[name].bandwidth for n, s in zip((1, 2), spent, strict=True)]
+    measured("bandwidth of sums and gradient", f"{shares[0]:.0%} and {shares[1]:.0%} of the sheet of {name}")
+    assert min(shares) > 0.6

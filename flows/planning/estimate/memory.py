@@ -86,8 +86,10 @@ def last_norm(rank: Rank) -> float:
 
 
 def chunk_of_logits(rank: Rank) -> float:
-    """In float32, and in the parameters' precision if that is another; and the states of the chunk."""
-    logits = rank.words * (4 * rank.objective.chunk_logits + (rank.b if rank.b == 2 else 0))
+    """The logits in the parameters' precision, which kernels of a GPU overwrite by their gradient, and
+    elsewhere in float32 too; or the tensors of distillation; and the states of the chunk."""
+    alone = rank.b if rank.device == "cuda" else 6 if rank.b == 2 else 4
+    logits = rank.words * (4 * rank.objective.chunk_logits or alone)
     states = rank.model.dim * (4 if rank.device == "cpu" else rank.b) * bool(rank.words)
     return rank.chunk * (logits + states) * rank.computes_output
 

@@ -288,7 +288,9 @@ def logits(rank: RankWork) -> float:
     chunk = rank.tokens / chunks
     products = (2 + rank.objective.recomputes_logits) * rank.product(chunk, dim, rank.words)
     products += rank.product(chunk, dim, rank.words, 8 * dim * rank.words)
-    return chunks * (products + rank.moved(rank.objective.logit_accesses * 4 * chunk * rank.words))
+    # kernels read logits for sums, which a backward pass makes again, and turn them into their gradient
+    accesses = (3 + rank.objective.recomputes_logits) * rank.b + 4 * rank.objective.logit_accesses
+    return chunks * (products + rank.moved(accesses * chunk * rank.words))
 
 
 def sums_of_output(rank: RankWork) -> float:

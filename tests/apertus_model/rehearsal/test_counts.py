@@ -178,7 +178,7 @@ def test_a_fake_gpu_counts_what_a_hand_counts(split: Rehearsed) -> None:
     assert split.memory.kinds["weights"] == pytest.approx(weights, rel=0.01)  # blocks of 512 bytes
     assert split.memory.kinds["optimizer_states"] == pytest.approx(2 * weights, rel=0.01)
     chunk = [line for line in split.memory.largest if line.shape == (512, 4096 // 2)]
-    assert {line.kind for line in chunk} == {"other"} and chunk[0].dtype in ("float32", "bfloat16")
+    assert "float32" not in {line.dtype for line in chunk}  # a kernel overwrites logits by their gradient
 
 
 @needs_compiler
@@ -259,8 +259,8 @@ def test_float8_multiplies_the_layers_and_leaves_their_memory() -> None:
     scaled = sum(line.flops for line in narrow.operators if line.operator == "_scaled_mm")
     assert scaled == 3 * 2 * 256 * flops.forward(WIDE, 256).projections
     assert narrow.flops == plain.flops
-    assert narrow.classes["matrix"] < plain.classes["matrix"]
-    assert narrow.classes["memory"] > plain.classes["memory"]
+    assert narrow.kinds["matrix"] < plain.kinds["matrix"]
+    assert narrow.kinds["memory"] > plain.kinds["memory"]
     assert narrow.memory.total == pytest.approx(plain.memory.total, rel=0.05)
 
 

@@ -16,7 +16,9 @@ def test_selective_recomputation_keeps_the_sums_over_ranks_that_share_the_sequen
 ) -> None:
     """Beside the layer's input, queries, values, the upper half of the feed-forward, and what attention
     gives."""
-    found = memory(2, Parallel(tp=2, sequence_parallel=split), activation_checkpointing="selective")
+    model = MODEL.model_copy(update={"vocab_size": 262_144})
+    parallel = Parallel(tp=2, sequence_parallel=split)
+    found = memory(2, parallel, model=model, activation_checkpointing="selective")
     state = 256 / (2 if split else 1)
     bytes_of_token = 2 * (1 + sums) * state + (2 * (256 + 64 + 1344) + 2 * 256 + 4 * 8) / 2
     assert found.moment == "loss"

@@ -156,8 +156,14 @@ def test_the_parameters_of_a_rank_without_tensor_parallelism_are_those_of_the_mo
 def test_sources_that_are_learned_from_hold_a_gradient_each(rows: int, sums: int) -> None:
     """Of two sources with four rows each, the second is under way: beside the gradient of the first there is
     a sum where it has several micro-batches."""
-    model = MODEL.model_copy(update={"vocab_size": 65_536})
-    fields = {"model": model, "sources": 2, "update": WeightUpdate(), "micro_batch_size": rows}
+    model = MODEL.model_copy(update={"vocab_size": 131_072})
+    fields = {
+        "model": model,
+        "precision": Precision(param="float32"),
+        "sources": 2,
+        "update": WeightUpdate(),
+        "micro_batch_size": rows,
+    }
     found = memory(1, Parallel(), kind=DomainWeightsSegment, **fields)
     assert found.moment == "loss"
     assert found.gradients == (1 + sums) * 4 * model.parameters

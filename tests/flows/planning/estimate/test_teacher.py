@@ -38,7 +38,7 @@ def test_its_weights_are_sharded_in_the_precision_of_the_pass() -> None:
     assert stored.teacher_beside is None
     # four tensors of scores; of stored words also one of booleans
     objectives = [OBJECTIVES[one.objective] for one in (segment("8b"), student(), stored)]
-    assert [objective.chunk_logits for objective in objectives] == [1, 4, 4.25]
+    assert [objective.chunk_logits for objective in objectives] == [0, 4, 4.25]
 
 
 def test_the_last_process_of_a_pipeline_has_it() -> None:
