@@ -109,7 +109,7 @@ OPTIMIZERS: dict[OptimizerName, OptimizerFacts] = {
         weight_decay=0.1, state_dtype="float32", grad_clip=0.1,
     ),
     "adamw": _published(
-        "arXiv 1711.05101, torch.optim.AdamW", (2, 2), {},
+        "arXiv 1711.05101, torch.optim.AdamW", (2, 2), {"kernel": True},
         betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01,
     ),
     "adopt": _published(

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torchtitan.components.optimizer import ParamGroupConfig
 
+from apertus_model.device import has_gpu
 from apertus_model.optimizers.ademamix import AdEMAMix
 from apertus_model.optimizers.benchmark import library
 from apertus_model.optimizers.benchmark.sophia import Sophia
@@ -60,7 +61,7 @@ def _group(pattern: str, spec: OptimizerSpec) -> ParamGroupConfig:
     if "state_dtype" in settings:
         settings["state_dtype"] = getattr(torch, settings["state_dtype"])
     if facts.kernel:
-        settings["fused"] = None  # it finds out by itself whether it can be fused
+        settings |= _implementation()
     return ParamGroupConfig(pattern=pattern, optimizer_name=spec.name, optimizer_kwargs=settings)
 
 
@@ -73,5 +74,11 @@ def _adamw_half(pattern: str, spec: OptimizerSpec, weight_decay: float | None) -
         "betas": spec.betas,
         "eps": spec.eps,
         "weight_decay": weight_decay,
+        **_implementation(),
     }
     return ParamGroupConfig(pattern=pattern, optimizer_name="adamw", optimizer_kwargs=settings)
+
+
+def _implementation() -> dict[str, bool]:
+    """Which update an optimizer with a kernel makes: that kernel on a GPU, operators on the CPU."""
+    return {"fused": has_gpu(), "foreach": not has_gpu()}

@@ -117,8 +117,8 @@ def gathered_by_backward(rank: Rank) -> float:
 
 
 def update_temporaries(rank: Rank) -> float:
-    """AdEMAMix: none on a GPU, where the update is one kernel; elsewhere the roots of the second moment and
-    the numerators of a chunk, float32 copies of bfloat16 moments, and bits to round the largest tensor. Other
+    """None where the update is one kernel. AdEMAMix on the CPU: the roots of the second moment and the
+    numerators of a chunk, float32 copies of bfloat16 moments, and bits to round the largest tensor. Other
     optimizers: one tensor like the parameters."""
     optimizer, trained = rank.segment.optimizer, rank.trained.total / rank.shards
     assert optimizer.name is not None, "the planner resolves the optimizer"

@@ -233,6 +233,14 @@ def test_a_kernel_of_the_project_reads_and_writes_each_tensor_once(split: Rehear
 
 
 @needs_compiler
+def test_adamw_on_a_gpu_is_one_kernel(split: Rehearsed) -> None:
+    """It reads weights, gradients and two moments, and writes all but the gradients: 28 bytes a parameter."""
+    bytes_of = {line.operator: line.bytes for line in split.operators}
+    assert bytes_of["_fused_adamw_"] == pytest.approx(28 / 4 * split.memory.kinds["weights"], rel=0.01)
+    assert not {"_foreach_addcmul_", "_foreach_addcdiv_"} & set(bytes_of)
+
+
+@needs_compiler
 def test_a_compiled_pipeline_fuses_the_norms_of_its_backward_pass() -> None:
     """Which its schedule starts, not the trainer."""
     spec = spec_of(2, Parallel(pp=2, pp_schedule="1f1b"), DEEP, batches=2, compile=True)
