@@ -72,6 +72,10 @@ class OptimizerFacts:
     stores_trained: bool = False  # checkpoints hold averaged weights, and those in training beside them
     matrices_only: bool = False  # AdamW updates embeddings, output layer, norms and scalars
     kernel: bool = False  # the update of a GPU is one kernel, without temporaries
+    # float32 elements that the operators of an update without that kernel read or write, per parameter (of a
+    # matrix in layers, if `matrices_only`), with weight decay and after the first steps. Products of matrices
+    # and what is done to `largest_side`'s squares are not among them.
+    accesses: float = 0.0
     chunk: int | None = None  # elements that are updated at a time without that kernel; None: all
     shards: str = ""  # why it refuses shards of weights
     # It makes an extra pass over a batch. The reasons why it then refuses what cannot have one:
@@ -113,24 +117,29 @@ OPTIMIZERS: dict[OptimizerName, OptimizerFacts] = {
         betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01,
     ),
     "adopt": _published(
-        "arXiv 2411.02853, iShohei220/adopt", (2, 2), {}, betas=(0.9, 0.9999), eps=1e-6, weight_decay=0.0
+        "arXiv 2411.02853, iShohei220/adopt", (2, 2), {"accesses": 23.0},
+        betas=(0.9, 0.9999), eps=1e-6, weight_decay=0.0,
     ),
     "lion": _published(
-        "arXiv 2302.06675, google/automl", (1, 1), {}, betas=(0.9, 0.99), weight_decay=0.0
+        "arXiv 2302.06675, google/automl", (1, 1), {"accesses": 13.0}, betas=(0.9, 0.99), weight_decay=0.0
     ),
-    "signum": _published("arXiv 1802.04434", (1, 1), {}, momentum=0.9, weight_decay=0.0),
+    "signum": _published(
+        "arXiv 1802.04434", (1, 1), {"accesses": 10.0}, momentum=0.9, weight_decay=0.0
+    ),
     "muon": _published(
         "kellerjordan.github.io/posts/muon, KellerJordan/Muon: 0.02 for matrices and 3e-4 for the rest",
-        (1, 2), {"matrices_only": True},
+        (1, 2), {"matrices_only": True, "accesses": 13.5},
         momentum=0.95, weight_decay=0.0, betas=(0.9, 0.95), eps=1e-10, adamw_lr_ratio=0.015,
     ),
     "d-muon": _published(
-        "arXiv 2502.16982, MoonshotAI/Moonlight", (1, 2), {"matrices_only": True},
+        "arXiv 2502.16982, MoonshotAI/Moonlight", (1, 2),
+        {"matrices_only": True, "accesses": 13.5},
         momentum=0.95, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8, adamw_lr_ratio=1.0,
     ),
     "soap": _published(
         "arXiv 2409.11321, nikhilvyas/SOAP", (2, 2),
         {
+            "accesses": 20.0,
             "largest_side": 10_000,  # pytorch_optimizer's max_precondition_dim
             "shards": "soap needs the eigenvectors of whole matrices, and pytorch_optimizer 4.1.0 cannot"
             " compute them from shards (it mixes sharded and whole tensors, and fails)",
@@ -140,6 +149,7 @@ OPTIMIZERS: dict[OptimizerName, OptimizerFacts] = {
     "prodigy": _published(
         "arXiv 2306.06101, konstmish/prodigy: lr 1", (4, 4),
         {
+            "accesses": 34.0,
             "shards": "prodigy scales all its steps by one estimate over all parameters, and"
             " pytorch_optimizer 4.1.0 cannot sum it over shards (it fails on them, and would otherwise count"
             " only those of its own process)",
@@ -147,16 +157,18 @@ OPTIMIZERS: dict[OptimizerName, OptimizerFacts] = {
         betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, d_coef=1.0,
     ),
     "schedule-free-adamw": _published(
-        "arXiv 2405.15682, facebookresearch/schedule_free", (2, 2), {"stores_trained": True},
+        "arXiv 2405.15682, facebookresearch/schedule_free", (2, 2),
+        {"stores_trained": True, "accesses": 29.0},
         betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0,
     ),
     "mars": _published(
-        "arXiv 2411.10438, AGI-Arena/MARS (MARS-AdamW)", (3, 3), {},
+        "arXiv 2411.10438, AGI-Arena/MARS (MARS-AdamW)", (3, 3), {"accesses": 42.0},
         betas=(0.95, 0.99), gamma=0.025, eps=1e-8, weight_decay=0.0,
     ),
     "sophia": _published(
         "arXiv 2305.14342, Liuhong99/Sophia (Sophia-G)", (2, 2),
         {
+            "accesses": 17.0,
             "pipelines": "sophia makes a second pass over a batch, with labels that the model draws; a"
             " pipeline cannot do that",
             "objectives": "sophia estimates the Hessian from labels that the model draws"

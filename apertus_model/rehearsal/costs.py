@@ -5,6 +5,7 @@ operators that a compiler fuses are one kernel.
 """
 
 import functools
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -33,6 +34,8 @@ NO_KERNEL = (
 )  # fmt: skip
 # these do not read the tensors that they write
 OVERWRITING = ("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_")
+# FSDP's copy of a rank's shards into its part of a buffer, the first result, and the whole buffer is another
+COPY_IN = "fsdp::all_gather_copy_in"
 # these take a maximum or a sum
 REDUCTIONS = ("max", "amax", "sum", "mean", "norm", "linalg_vector_norm")
 ENGINE = "torch.autograd.graph._engine_run_backward"
@@ -144,9 +147,14 @@ class Costs:
         return seconds if kind == "matrix" else None
 
     def launched(self, kernel: Any, *args: Any) -> None:
-        """Counts a Triton kernel, which reads and writes each of its tensors once."""
+        """Counts a Triton kernel, which reads each of its tensors once, and writes those once that its source
+        does not only load."""
         self.end_fusion()
-        moved = sum(2 * tensor.numel() * tensor.element_size() for tensor in tensors_in(args))
+        loaded, stored = (set(re.findall(rf"tl\.{verb}\((\w+)", kernel.src)) for verb in ("load", "store"))
+        given = dict(zip(kernel.arg_names, args, strict=False))
+        moved = sum(_size(tensor) for tensor in tensors_in(given.values()))
+        moved += sum(_size(tensor) for tensor in tensors_in(
+            value for argument, value in given.items() if argument not in loaded - stored))  # fmt: skip
         name = kernel.fn.__name__
         self._add("memory", name, self._callers.class_of(name), 0, moved, 4)
 
@@ -253,6 +261,8 @@ def read_and_written(
     """The tensors that an operator reads, and those that it writes: its results, or the arguments that it
     changes."""
     results, schema = list(tensors_in([result])), getattr(func, "_schema", None)
+    if schema is not None and schema.name == COPY_IN:
+        return list(args[0]), results[:1]
     if schema is None or not schema.is_mutable:
         return list(tensors_in((args, kwargs.values()))), results
     given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs

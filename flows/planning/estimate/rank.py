@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from flows.planning.estimate.layer_memory import Device, LayerMemory, busiest_step, layer_runs
-from flows.planning.estimate.sizes import RankSizes, Trained, parameters, trained_part
+from flows.planning.estimate.sizes import RankSizes, parameters
 from specs.capabilities import CHUNK_TOKENS
 from specs.layout import backward_passes, micro_batches_in_flight
 from specs.model import ModelSpec
@@ -83,19 +83,6 @@ class Rank(RankSizes):
         count = self.count
         own = self.layers * count.layer + count.embedding * self.first + count.head * self.last
         return own + (self.trained.total if self.segment.adapters is not None else 0.0)
-
-    @cached_property
-    def trained(self) -> Trained:
-        """The parameters of the rank that have gradients, before FSDP."""
-        count, layers = self.count, self.layers
-        chosen = trained_part(self.segment, self.tp)
-        if chosen is None:
-            embedding, head = count.embedding * self.first, count.head * self.last
-            total = layers * count.layer + embedding + head
-            return Trained(count.layer, layers * count.matrices, embedding, head, total)
-        if self.segment.adapters is not None:
-            return chosen._replace(matrices=layers * chosen.layer, total=layers * chosen.layer)
-        return chosen
 
     @cached_property
     def stage_parameters(self) -> list[float]:

@@ -5,6 +5,7 @@ Invariant: a pure function of shapes and layout.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from specs.capabilities import OBJECTIVES, OPTIMIZERS, WIDTHS
@@ -141,6 +142,19 @@ class RankSizes:
         self.layers = sum(self.stage_layers)
         # logits of a token on this rank; a reward model has none
         self.words = self.model.vocab_size / self.tp if self.model.head == "vocabulary" else 0.0
+
+    @cached_property
+    def trained(self) -> Trained:
+        """The parameters of the rank that have gradients, before FSDP."""
+        count, layers = self.count, self.layers
+        chosen = trained_part(self.segment, self.tp)
+        if chosen is None:
+            embedding, head = count.embedding * self.first, count.head * self.last
+            total = layers * count.layer + embedding + head
+            return Trained(count.layer, layers * count.matrices, embedding, head, total)
+        if self.segment.adapters is not None:
+            return chosen._replace(matrices=layers * chosen.layer, total=layers * chosen.layer)
+        return chosen
 
     def positions(self, model: ModelSpec) -> float:
         """Bytes of the cosines and sines of RoPE, in float32, of a model that reads the same rows."""

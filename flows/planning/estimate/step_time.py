@@ -23,7 +23,7 @@ from apertus_model.rehearsal.rates import Rates, hidden_seconds, unmasked
 from apertus_model.rehearsal.records import PAIRS
 from flows.planning.estimate.layer_memory import mixing
 from flows.planning.estimate.sizes import RankSizes
-from specs.capabilities import CHUNK_TOKENS, OPTIMIZERS
+from specs.capabilities import CHUNK_TOKENS, OPTIMIZERS, WIDTHS
 from specs.launch import Parallel
 from specs.stages.training import Segment
 
@@ -55,11 +55,7 @@ COMPILED_CASTS = {"weights": Passes(5, 6), "inputs": Passes(3.5, 4.5), "gradient
 # The same for MXFP8: kernels of torchao read an element in bfloat16 and write it in float8, once for scales
 # along the rows, and once for scales along the columns.
 BLOCK_CASTS = {"weights": Passes(3, 3), "inputs": Passes(3, 3), "gradients": Passes(0, 6)}
-# bytes per parameter: copies around FSDP's gathers and reductions, and a pipeline's sum over micro-batches
-GATHERED, REDUCED, SUMMED = 4.0, 6.0, 16.0
-# the same for a process alone in bfloat16: weights are rounded once a step; gradients become float32, and are
-# added to those of earlier micro-batches
-ROUNDED, WIDENED, ADDED = 6.0, 6.0, 10.0
+CLIPPED = 12.0  # bytes per gradient: read for the norm; read and written to be scaled
 
 
 @dataclass(frozen=True)
@@ -211,11 +207,17 @@ class RankWork(RankSizes):
         return self.layers * count.layer + count.embedding * self.first + count.head * self.last
 
     @property
+    def rounded(self) -> float:
+        """Bytes that a cast of a parameter or gradient from or to float32 moves."""
+        return 4.0 + self.b if self.b < 4 else 0.0
+
+    @property
     def gathered_and_reduced(self) -> tuple[float, float]:
-        """The parameters that FSDP gathers and reduces, for each run of a layer. Layers are gathered again
-        for the backward pass, but not in a pipeline."""
+        """The parameters that FSDP gathers and reduces, for each run of a layer. Layers and the embedding are
+        gathered again for the backward pass, unless they stay gathered, as in a pipeline."""
         each = self.parameters + max(0, self.runs - self.layers) * self.count.layer
-        again = 0.0 if self.piped else self.runs * self.count.layer
+        again = self.runs * self.count.layer + self.count.embedding * (not self.frozen)
+        again *= self.parallel.reshards and not self.piped
         return each + again, 0.0 if self.frozen else each
 
     @cached_property
@@ -321,16 +323,28 @@ def teacher_gathers(rank: RankWork) -> float:
 
 
 def copies(rank: RankWork) -> float:
+    """The copies around FSDP's gathers and reductions. A rank's shard is rounded and copied into a buffer, and
+    the gathered buffer into weights. Gradients, which a pipeline has summed in float32, are copied into a
+    buffer in float32; with a single shard, their mean is a copy, too."""
     gathered, reduced = rank.gathered_and_reduced
-    return rank.moved(GATHERED * gathered + REDUCED * reduced)
+    made = 4 if rank.piped else rank.b
+    moved = (2 * rank.b + (2 * rank.b + rank.rounded) / rank.shards) * gathered
+    return rank.moved(moved + (made + 4 + 8 * (rank.shards == 1)) * reduced)
 
 
-def passes_alone(rank: RankWork) -> float:
-    """The casts of weights and gradients on a process alone; of adapters, next to nothing."""
-    if rank.processes > 1 or rank.b == 4 or rank.frozen:
+def weights_alone(rank: RankWork) -> float:
+    """The weights of a process alone, rounded once a step. It computes with frozen weights as they are."""
+    return rank.moved(rank.rounded * rank.parameters) if rank.processes == 1 and not rank.frozen else 0.0
+
+
+def sums(rank: RankWork) -> float:
+    """Gradients, added to those of earlier micro-batches in float32: shards; in a pipeline and on a process
+    alone, those of whole weights, of which the first are widened. Those of adapters take next to nothing."""
+    if rank.frozen:
         return 0.0
-    gradients = WIDENED + ADDED * (rank.micro_batches - 1)
-    return rank.moved((ROUNDED + gradients) * rank.parameters)
+    whole, further = rank.piped or rank.processes == 1, rank.micro_batches - 1
+    each = rank.rounded + (8 + rank.b) * further if whole else 12 * further / rank.shards
+    return rank.moved(each * rank.parameters)
 
 
 def sends(rank: RankWork) -> float:
@@ -340,9 +354,17 @@ def sends(rank: RankWork) -> float:
 
 
 def update(rank: RankWork) -> float:
-    """Reads of gradients, and reads and writes of weights and the optimizer's states, all in float32."""
-    states = 0 if rank.frozen else max(OPTIMIZERS[rank.segment.optimizer.name or "ademamix"].states)
-    return rank.moved((12 + 8 * (2 + states)) * rank.parameters / rank.shards)
+    """Clipping of gradients, which reads them for their norm, and reads and writes them once more; and the
+    optimizer. A kernel reads weights, gradients and states, and writes all but the gradients; Muon leaves a
+    part to that of AdamW. Not counted: products of Muon and SOAP, the squares of SOAP, what Muon gathers and
+    orthogonalises beyond its shard, and Sophia's extra pass."""
+    optimizer, trained = rank.segment.optimizer, rank.trained
+    facts = OPTIMIZERS[optimizer.name or "ademamix"]
+    kernel = 3 * 4 + 2 * WIDTHS[optimizer.state_dtype or "float32"] * facts.states[1]
+    each = kernel if facts.kernel else 4 * facts.accesses
+    others = trained.total - trained.matrices if facts.matrices_only else 0.0
+    moved = CLIPPED * trained.total + each * (trained.total - others) + kernel * others
+    return rank.moved(moved / rank.shards)
 
 
 TIMES: dict[str, Callable[[RankWork], float]] = {
@@ -352,7 +374,7 @@ TIMES: dict[str, Callable[[RankWork], float]] = {
     "teacher": lambda rank: rank.micro_batches * rank.last * (rank.segment.teacher_beside is not None),
     "pipeline": lambda rank: rank.micro_batches * rank.piped,
     # FSDP gathers for every micro-batch, in a pipeline once
-    "weights": lambda rank: 0 if rank.single else 1 if rank.piped else rank.micro_batches,
+    "weights": lambda rank: 0 if rank.processes == 1 else 1 if rank.piped else rank.micro_batches,
     "step": lambda rank: 1,
 }
 """How often a step has a term: for each micro-batch, where the rank has such layers."""
@@ -387,9 +409,9 @@ TERMS = (
     Term("gathers of the teacher", "beside", "teacher", teacher_gathers),
     Term("FSDP", "beside", "weights", lambda rank: rank.over_fsdp(*rank.gathered_and_reduced)),
     Term("copies around FSDP", "compute", "weights", copies),
-    Term("sums over micro-batches", "compute", "pipeline", lambda rank: rank.moved(SUMMED * rank.parameters)),
+    Term("sums over micro-batches", "compute", "step", sums),
     Term("sends of a pipeline", "waited", "pipeline", sends),
-    Term("casts of a process alone", "compute", "step", passes_alone),
+    Term("weights of a process alone", "compute", "step", weights_alone),
     Term("update", "compute", "step", update),
 )
 """The time of a rank's step, term by term."""

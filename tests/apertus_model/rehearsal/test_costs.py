@@ -11,6 +11,9 @@ from apertus_model.model.xielu import xielu
 from apertus_model.rehearsal.costs import FUSED, Costs, _lengths
 from apertus_model.rehearsal.observer import StepObserver
 from apertus_model.rehearsal.rates import Rates
+from apertus_model.trainer.optimizer import optimizer_config
+from specs.capabilities import OPTIMIZERS, OptimizerName
+from specs.optimizer import OptimizerSpec
 
 RATES = Rates("H100", 8)
 SIDE = 64
@@ -172,6 +175,24 @@ def test_a_fused_adamw_reads_four_tensors_and_writes_three(matrix: torch.Tensor)
             optimizer.step()
     assert observer.costs.moved["memory", "_fused_adamw_"] == pytest.approx(7 * SIZE, abs=8)
     assert set(observer.costs.classes) == {"optimizer"}
+
+
+@pytest.mark.parametrize("name", [name for name, facts in OPTIMIZERS.items() if not facts.kernel])
+def test_an_update_without_a_kernel_moves_what_its_facts_say(
+    name: OptimizerName, matrix: torch.Tensor
+) -> None:
+    """SOAP also averages two squares of a matrix, which here have its size."""
+    model, observer = torch.nn.Linear(SIDE, SIDE, bias=False), StepObserver(RATES, "cpu")
+    spec = OptimizerSpec(name=name, lr=1e-3, weight_decay=0.1).resolved({})
+    with observer:
+        optimizers = optimizer_config(spec).build(model_parts=[model])
+        for _ in range(3):
+            model.weight.grad = torch.ones(SIDE, SIDE)
+            observer.begin()
+            optimizers.step()
+    squares = 2 * 3 if name == "soap" else 0
+    moved = sum(memory_bound(observer.costs).values())
+    assert moved == pytest.approx((OPTIMIZERS[name].accesses + squares) * SIZE, rel=0.01)
 
 
 def test_operators_have_the_classes_of_what_calls_them(matrix: torch.Tensor) -> None:

@@ -10,14 +10,18 @@ import pytest
 from typer.testing import CliRunner
 
 from apertus_model.rehearsal import fake_cuda
-from apertus_model.rehearsal.records import KINDS, RankTask
+from apertus_model.rehearsal.rates import Rates
+from apertus_model.rehearsal.records import KINDS, RankTask, Rehearsed
 from flows.cli.__main__ import app
 from flows.execution.rehearsal import Rehearsal, parts_to_rehearse, ranks_of, run_ranks, work_of
-from flows.planning.estimate import flops
+from flows.planning.estimate import flops, step_time
 from flows.planning.estimate.memory import memory_of_rank
+from flows.planning.estimate.step_time import RankWork
 from flows.planning.plan import Plan, make
 from infra.store import Store
 from specs.launch import Parallel
+from specs.model import ModelSpec
+from specs.optimizer import OptimizerSpec
 from specs.recipe import load
 from specs.settings import Lora
 from specs.stages.reward_model import RewardLoss, RewardSegment
@@ -130,6 +134,73 @@ def within(found: Rehearsal, recipe: str, folder: Path, *overrides: str) -> None
 @needs_compiler
 def test_layers_of_the_8b_take_what_is_planned(shipped: str, tmp_path: Path) -> None:
     within(Rehearsal.model_validate_json(shipped), "apertus-8b", tmp_path, SHALLOW[1])
+
+
+SMALL = ModelSpec(dim=512, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=128, ffn_dim=2048, vocab_size=4096)
+
+
+def counted_and_planned(world: int, **changes: Any) -> tuple[Rehearsed, RankWork]:
+    """The first rank of a small model with few tokens, by a rehearsal, and as formulas see it."""
+    one = segment(
+        **{"model": SMALL, "sequence_length": 16, "micro_batch_size": 1, "precision": {"param": "bfloat16"},
+           **changes},
+    )  # fmt: skip
+    fields = {"segment": one.model_dump(mode="json"), "world_size": world, "rank": 0}
+    (report,) = run_ranks([RankTask(kind="pretrain", gpu="H100", gpus_per_node=8, **fields)])
+    assert report.rehearsed is not None, report.failure
+    return report.rehearsed, RankWork(one, world, 0, Rates("H100", 8))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"name": "adamw"},
+        {"name": "ademamix"},
+        pytest.param({"name": "ademamix", "state_dtype": "bfloat16"}, marks=pytest.mark.slow),
+        pytest.param({"name": "muon"}, marks=pytest.mark.slow),
+        pytest.param({"name": "d-muon"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_an_update_moves_what_is_planned(optimizer: dict[str, Any]) -> None:
+    """Those of other optimizers: tests/apertus_model/rehearsal/test_costs.py, since a rehearsal's step is
+    their first one, which makes their states."""
+    spec = OptimizerSpec(lr=1e-3, **optimizer).resolved({})
+    counted, rank = counted_and_planned(1, optimizer=spec, global_batch_size=1)
+    assert counted.classes["optimizer"] == pytest.approx(step_time.update(rank), rel=0.001)
+
+
+COPIES = (
+    "_foreach_copy_", "all_gather_copy_in", "split_with_sizes_copy", "copy_", "chunk_cat", "div", "_to_copy",
+    "add_",
+)  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("world", "parallel", "param"),
+    [
+        (8, {}, "bfloat16"),
+        pytest.param(8, {}, "float32", marks=pytest.mark.slow),
+        pytest.param(8, {"reshard_after_forward": "never"}, "bfloat16", marks=pytest.mark.slow),
+        pytest.param(8, {"pp": 2}, "bfloat16", marks=pytest.mark.slow),
+        pytest.param(4, {"dp_replicate": 4}, "bfloat16", marks=pytest.mark.slow),
+        pytest.param(1, {}, "bfloat16", marks=pytest.mark.slow),
+    ],
+)
+def test_copies_of_weights_and_sums_of_gradients_move_what_is_planned(
+    world: int, parallel: dict[str, Any], param: str
+) -> None:
+    """Four micro-batches of a rank. A few of the casts and sums are those of the loss and of activations."""
+    batch = 4 * world // parallel.get("pp", 1)
+    counted, rank = counted_and_planned(
+        world, parallel=parallel, global_batch_size=batch, precision={"param": param}
+    )
+    seconds = sum(line.seconds for line in counted.operators if line.operator in COPIES)
+    around = step_time.TIMES["weights"](rank) * step_time.copies(rank)
+    planned = around + step_time.sums(rank) + step_time.weights_alone(rank)
+    assert seconds == pytest.approx(planned, rel=0.05)
 
 
 @pytest.mark.slow
