@@ -323,8 +323,8 @@ def teacher_gathers(rank: RankWork) -> float:
 
 
 def copies(rank: RankWork) -> float:
-    """The copies around FSDP's gathers and reductions. A rank's shard is rounded and copied into a buffer, and
-    the gathered buffer into weights. Gradients, which a pipeline has summed in float32, are copied into a
+    """The copies around FSDP's gathers and reductions. A rank rounds its shard and copies it into a buffer,
+    and the gathered buffer into weights. Gradients, which a pipeline has summed in float32, are copied into a
     buffer in float32; with a single shard, their mean is a copy, too."""
     gathered, reduced = rank.gathered_and_reduced
     made = 4 if rank.piped else rank.b
