@@ -152,8 +152,8 @@ class Costs:
         self.end_fusion()
         loaded, stored = (set(re.findall(rf"tl\.{verb}\((\w+)", kernel.src)) for verb in ("load", "store"))
         given = dict(zip(kernel.arg_names, args, strict=False))
-        moved = sum(_size(tensor) for tensor in tensors_in(given.values()))
-        moved += sum(_size(tensor) for tensor in tensors_in(
+        moved = sum(size_of(tensor) for tensor in tensors_in(given.values()))
+        moved += sum(size_of(tensor) for tensor in tensors_in(
             value for argument, value in given.items() if argument not in loaded - stored))  # fmt: skip
         name = kernel.fn.__name__
         self._add("memory", name, self._callers.class_of(name), 0, moved, 4)
