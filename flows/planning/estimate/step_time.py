@@ -327,13 +327,13 @@ def copies(rank: RankWork) -> float:
     and the gathered buffer into weights. Gradients, which a pipeline has summed in float32, are copied into a
     buffer in float32; with a single shard, their mean is a copy, too."""
     gathered, reduced = rank.gathered_and_reduced
-    made = 4 if rank.piped else rank.b
-    moved = (2 * rank.b + (2 * rank.b + rank.rounded) / rank.shards) * gathered
-    return rank.moved(moved + (made + 4 + 8 * (rank.shards == 1)) * reduced)
+    gradient = 4 if rank.piped else rank.b  # bytes
+    size = (2 * rank.b + (2 * rank.b + rank.rounded) / rank.shards) * gathered
+    return rank.moved(size + (gradient + 4 + 8 * (rank.shards == 1)) * reduced)
 
 
 def weights_alone(rank: RankWork) -> float:
-    """The weights of a process alone, rounded once a step. It computes with frozen weights as they are."""
+    """The weights of a process alone, rounded once a step; of adapters, next to nothing."""
     return rank.moved(rank.rounded * rank.parameters) if rank.processes == 1 and not rank.frozen else 0.0
 
 
@@ -343,8 +343,8 @@ def sums(rank: RankWork) -> float:
     if rank.frozen:
         return 0.0
     whole, further = rank.piped or rank.processes == 1, rank.micro_batches - 1
-    each = rank.rounded + (8 + rank.b) * further if whole else 12 * further / rank.shards
-    return rank.moved(each * rank.parameters)
+    size = rank.rounded + (8 + rank.b) * further if whole else 12 * further / rank.shards
+    return rank.moved(size * rank.parameters)
 
 
 def sends(rank: RankWork) -> float:
@@ -361,9 +361,9 @@ def update(rank: RankWork) -> float:
     optimizer, trained = rank.segment.optimizer, rank.trained
     facts = OPTIMIZERS[optimizer.name or "ademamix"]
     kernel = 3 * 4 + 2 * WIDTHS[optimizer.state_dtype or "float32"] * facts.states[1]
-    each = kernel if facts.kernel else 4 * facts.accesses
+    own = kernel if facts.kernel else 4 * facts.accesses
     others = trained.total - trained.matrices if facts.matrices_only else 0.0
-    moved = CLIPPED * trained.total + each * (trained.total - others) + kernel * others
+    moved = CLIPPED * trained.total + own * (trained.total - others) + kernel * others
     return rank.moved(moved / rank.shards)
 
 

@@ -225,7 +225,7 @@ def test_sparse_attention_takes_the_operations_of_its_pairs(attention: dict[str,
 
 @needs_compiler
 def test_a_kernel_of_the_project_reads_and_writes_each_tensor_once() -> None:
-    """Tensors of bfloat16, and the two scalars of xIELU. Rows are so long that these operators are reported."""
+    """Tensors of bfloat16, and the two scalars of xIELU. Rows are long, so that both are reported."""
     spec = spec_of(4, Parallel(tp=2), sequence_length=1024)
     bytes_of = {line.operator: line.bytes for line in rehearsed(spec, 4, "cuda").operators}
     activation = 2 * spec.tokens_per_step // 2 * WIDE.ffn_dim // 2
