@@ -24,16 +24,18 @@ AROUND = {
     "norms": r"rms_?norm|R(MS|ms)Norm|layer_norm|rsqrt",
     "activation": r"xielu|XIELU|[Ss]ilu|expm1|[Ss]oftplus",
 }
-LAST = {"casts and copies": r"[Cc]opy|Mem(cpy|set)|[Cc]ast|[Ff]ill|zero|split_with|(aten::|^)_?(to|cat)$"}
+LAST = {
+    "casts and copies": r"[Cc]opy|Mem(cpy|set)|[Cc]ast|[Ff]ill|zero|split_with|(::|^)_?(to|(chunk_)?cat)$"
+}
 CLASSES = (*NEAR, *AROUND, *LAST, OTHER, GAPS)
 
 
 def search(table: Mapping[str, str], names: Sequence[str]) -> str | None:
     """The class whose pattern is in the last of the names that has one; None if no name has."""
     for name in reversed(names):
-        for found, pattern in table.items():
+        for kind, pattern in table.items():
             if re.search(pattern, name):
-                return found
+                return kind
     return None
 
 

@@ -32,8 +32,9 @@ NO_KERNEL = (
     *EMPTY, "detach", "lift_fresh", "_unsafe_view", "_reshape_alias", "set_", "is_same_size", "wait_tensor",
     "alias", "record_stream",
 )  # fmt: skip
-# these do not read the tensors that they write
+# these do not read the tensors that they write, or whose shape they take
 OVERWRITING = ("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_")
+FILLING = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 # FSDP's copy of a rank's shards into its part of a buffer, the first result, and the whole buffer is another
 COPY_IN = "fsdp::all_gather_copy_in"
 # these take a maximum or a sum
@@ -108,9 +109,10 @@ class Costs:
 
     def count(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> float | None:
         """Counts an operator. Returns the seconds of a matrix product, None for others."""
-        read, written = read_and_written(func, args, kwargs, result)
-        read, written = list(filter(self._ours, read)), list(filter(self._ours, written))
-        if not written:
+        inputs, outputs = (
+            list(filter(self._ours, part)) for part in read_and_written(func, args, kwargs, result)
+        )
+        if not outputs:
             return None
         of = self._callers.class_of(name)
         if getattr(func, "is_view", False) or name in NO_KERNEL:
@@ -143,7 +145,7 @@ class Costs:
                 flops = round(flops * self._sparse_pairs / (queries * keys))
                 computed = flops / 2
         of = {"matrix": "products", "attention": "attention"}.get(kind, of)
-        seconds = self._add(kind, name, of, flops, _moved(name, read, written), width, computed)
+        seconds = self._add(kind, name, of, flops, _moved(name, inputs, outputs), width, computed)
         return seconds if kind == "matrix" else None
 
     def launched(self, kernel: Any, *args: Any) -> None:
@@ -223,8 +225,8 @@ def _class_of_caller() -> str | None:
         function = f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}"
         if function == ENGINE:
             return None
-        if (found := _class_of_function(function)) is not None:
-            return found
+        if (kind := _class_of_function(function)) is not None:
+            return kind
         frame = frame.f_back
     return None
 
@@ -261,23 +263,23 @@ def read_and_written(
     """The tensors that an operator reads, and those that it writes: its results, or the arguments that it
     changes."""
     results, schema = list(tensors_in([result])), getattr(func, "_schema", None)
-    if schema is not None and schema.name == COPY_IN:
+    operator = "" if schema is None else schema.name.removeprefix("aten::")
+    if operator == COPY_IN:
         return list(args[0]), results[:1]
     if schema is None or not schema.is_mutable:
-        return list(tensors_in((args, kwargs.values()))), results
+        return [] if operator in FILLING else list(tensors_in((args, kwargs.values()))), results
     given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
     changed = {part.name: part for part in schema.arguments if part.alias_info and part.alias_info.is_write}
-    overwrites = schema.name.removeprefix("aten::") in OVERWRITING
-    read = [value for name, value in given.items()
-            if name not in changed or not (overwrites or changed[name].is_out)]  # fmt: skip
+    inputs = [value for name, value in given.items()
+              if name not in changed or not (operator in OVERWRITING or changed[name].is_out)]  # fmt: skip
     # gradients of a fused optimizer are written only if they are scaled
-    written = [value for name, value in given.items() if name in changed and name != "grads"]
-    return list(tensors_in(read)), results or list(tensors_in(written))
+    outputs = [value for name, value in given.items() if name in changed and name != "grads"]
+    return list(tensors_in(inputs)), results or list(tensors_in(outputs))
 
 
-def _moved(name: str, read: list[torch.Tensor], written: list[torch.Tensor]) -> int:
+def _moved(name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> int:
     """Bytes that an operator reads and writes."""
-    sizes = [size_of(tensor) for tensor in (*read, *written)]
+    sizes = [size_of(tensor) for tensor in (*inputs, *outputs)]
     if name in LOOKUPS:
         return sum(sizes[1:]) + sizes[-1]
     if name in SCATTERS:

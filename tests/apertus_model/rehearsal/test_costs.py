@@ -156,12 +156,14 @@ def test_operators_that_return_nothing_count_too(matrix: torch.Tensor) -> None:
         torch._foreach_copy_([rounded], [states[0]])
         rounded.copy_(matrix)
         states[0].zero_()
+        torch.zeros_like(matrix)
         torch.mul(matrix, 2.0, out=rounded)
         torch.addmm(matrix, matrix, matrix, out=matrix)
     assert dict(observer.costs.moved) == {
         ("memory", "_foreach_add_"): 2 * 3 * SIZE, ("memory", "_foreach_addcdiv_"): 2 * 4 * SIZE,
         ("memory", "_foreach_copy_"): SIZE + SIZE // 2, ("memory", "copy_"): SIZE + SIZE // 2,
-        ("memory", "zero_"): SIZE, ("memory", "mul"): SIZE + SIZE // 2, ("matrix", "addmm"): 4 * SIZE,
+        ("memory", "zero_"): SIZE,
+        ("memory", "zeros_like"): SIZE, ("memory", "mul"): SIZE + SIZE // 2, ("matrix", "addmm"): 4 * SIZE,
     }  # fmt: skip
 
 
