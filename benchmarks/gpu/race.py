@@ -23,7 +23,7 @@ from tools.gpu_check import nvidia_smi
 
 OUT_OF_TIME = "the time was over"
 PATIENCE = 180.0  # seconds for an answer: compiling takes most of them
-FILLED = 0.92  # of the memory of a GPU
+FILLED = 0.92  # of the memory of a GPU; the processes of the group that waits have a context each
 ROUNDS = 3  # of a contender in a group
 WORK = "benchmarks.gpu.contenders"  # not imported here: it loads torch, and torchao asks the GPU
 
