@@ -24,6 +24,7 @@ from flows.execution.rehearsal import rehearse
 from flows.planning.estimate.training import part_estimate
 from flows.planning.graph import Node
 from flows.planning.layouts import Layout
+from specs.capabilities import CHUNK_TOKENS
 from specs.launch import Launch, Parallel
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
@@ -68,7 +69,7 @@ class Row:
         of a chunk and of the weight's gradient (`apertus_model.losses.cross_entropy`)."""
         model, tp = self.segment.model, self.segment.parallel.tp
         tokens = (self.segment.micro_batch_size or 1) * self.segment.sequence_length
-        chunk = 2 * 1024 * model.vocab_size + 4 * model.vocab_size * model.dim
+        chunk = 2 * CHUNK_TOKENS * model.vocab_size + 4 * model.vocab_size * model.dim
         return (self.logit_bytes * tokens * model.vocab_size - chunk) / tp
 
 

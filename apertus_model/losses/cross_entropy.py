@@ -147,7 +147,8 @@ class Softmax:
     log_sum_C: Tensor  # logarithms of the sums of exp(logit) over the vocabulary
 
     def __init__(self, logits_CV: Tensor, labels_C: Tensor, vocab: VocabShard) -> None:
-        """`logits_CV`: contiguous. Kernels read them as they are, formulas in the precision of sums."""
+        """`logits_CV`: contiguous; overwritten. Kernels read them as they are, formulas in the precision of
+        sums."""
         if not has_kernels(logits_CV):
             logits_CV = logits_CV.to(precision(logits_CV.dtype))
         self._logits_CV, self._own_C = logits_CV, labels_C - vocab.begin

@@ -1,8 +1,8 @@
 """The softmax of rows of logits, and its gradient, as two operators that work in the memory of the logits.
 
-On CUDA they run Triton's kernels, which read logits twice and write them once; elsewhere, formulas, which
-keep exp(logit - largest) from one operator to the other. They are opaque to code that traces them, such as
-rehearsals, which count what they read and write.
+On CUDA they run Triton's kernels, which read logits once for sums, and once to overwrite them; elsewhere,
+formulas, which keep exp(logit - largest) from one operator to the other. They are opaque to code that traces
+them, such as rehearsals, which count what they read and write.
 
 Shape suffixes: C rows, V words, which may be a part of the vocabulary.
 """
@@ -31,9 +31,9 @@ def gradient_formula(
 
 @torch.library.custom_op("apertus::row_sums", mutates_args={"logits_CV"})
 def row_sums(logits_CV: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest logit of each row, and the sum of exp(logit - largest): each (C,). They have the dtype of
-    the logits; those of bfloat16, which only kernels read, have float32. Afterwards, only `to_gradient` can
-    read the logits."""
+    """The largest logit of each row, and the sum of exp(logit - largest): each (C,), float32, or float64 as
+    the logits. Logits are contiguous, and of bfloat16 only on CUDA. Afterwards, only `to_gradient` can read
+    them."""
     return formula(logits_CV)
 
 

@@ -47,6 +47,7 @@ def _to_gradient(  # type: ignore[no-untyped-def]  # Triton's own types
 
 def row_sums(logits_CV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes `softmax.row_sums` for float32 or bfloat16, on one GPU."""
+    assert logits_CV.is_contiguous()
     rows, words = logits_CV.shape
     largest_C, total_C = (torch.empty(rows, dtype=torch.float32, device=logits_CV.device) for _ in range(2))
     _row_sums[(rows,)](logits_CV, largest_C, total_C, words, BLOCK=_BLOCK, num_warps=_WARPS)
@@ -61,6 +62,7 @@ def to_gradient(
     at_label_C: torch.Tensor,
 ) -> None:
     """Computes `softmax.to_gradient` for float32 or bfloat16, on one GPU."""
+    assert logits_CV.is_contiguous()
     rows, words = logits_CV.shape
     grid = rows, triton.cdiv(words, _BLOCK)
     _to_gradient[grid](

@@ -28,6 +28,7 @@ MAKERS = (
     ("/apertus_model/losses/", "other"),
     ("/apertus_model/optimizers/", "other"),
     ("/torch/optim/", "other"),
+    ("/apertus_model/model/pass_weights.py", "other"),
     ("/apertus_model/model/", "activations"),
     ("/torchtitan/models/", "activations"),
     (TRAINER, "other"),

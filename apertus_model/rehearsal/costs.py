@@ -9,7 +9,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -39,15 +39,15 @@ FILLING = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new
 COPY_IN = "fsdp::all_gather_copy_in"
 # these take a maximum or a sum
 REDUCTIONS = ("max", "amax", "sum", "mean", "norm", "linalg_vector_norm")
-ENGINE = "torch.autograd.graph._engine_run_backward"
+ENGINE = torch.autograd.graph._engine_run_backward.__code__
 FUSED = ("memory", "fused")  # kind and name of the kernels that a compiler makes of memory-bound operators
 
 
 class Callers:
     """The classes of operators, by their names, or by the functions that call them.
 
-    An operator of a formula of autograd, which no function calls, has the class of the operator whose
-    gradient it computes.
+    An operator of a backward pass whose callers have no class has that of the operator whose gradient
+    autograd computes at that time.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class Costs:
         fusible = kind == "memory" and name not in SCATTERS and not own
         if self._fuses and fusible and maker() in ("activations", ""):
             if not self._again(func, args, kwargs, result):
-                self._fuse(name, args, kwargs, result)
+                self._fuse(name, args, inputs, outputs)
                 self._fused.add(of)
             return None
         self.end_fusion()
@@ -149,8 +149,8 @@ class Costs:
         return seconds if kind == "matrix" else None
 
     def launched(self, kernel: Any, *args: Any) -> None:
-        """Counts a Triton kernel, which reads each of its tensors once, and writes those once that its source
-        does not only load."""
+        """Counts a Triton kernel: each of its tensors is read once, and written once unless the source only
+        loads it."""
         self.end_fusion()
         loaded, stored = (set(re.findall(rf"tl\.{verb}\((\w+)", kernel.src)) for verb in ("load", "store"))
         given = dict(zip(kernel.arg_names, args, strict=False))
@@ -201,39 +201,37 @@ class Costs:
         self._same |= {number: old for number, old in zip(numbers, first, strict=True) if number != old}
         return bool(inputs) and first is not numbers
 
-    def _fuse(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        results = [tensor for tensor in tensors_in([result]) if self._ours(tensor)]
-        if not self._reduced.isdisjoint(self._allocations.numbers((args, kwargs.values()))):
+    def _fuse(self, name: str, args: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        if not self._reduced.isdisjoint(self._allocations.numbers(inputs)):
             self.end_fusion()
         if name in REDUCTIONS and not _along_rows(args):
-            self._reduced.update(self._allocations.numbers(results))
-        most = max(size_of(tensor) for tensor in results)
-        for tensor in tensors_in((args, kwargs.values())):
+            self._reduced.update(self._allocations.numbers(outputs))
+        most = max(map(size_of, outputs))
+        for tensor in inputs:
             number = self._allocations.number(tensor)
             if number is not None and number not in self._written:
                 size = min(size_of(tensor), most) if name in LOOKUPS else size_of(tensor)
                 self._read[number] = max(size, self._read.get(number, 0))
-        for tensor in results:
+        for tensor in outputs:
             if (number := self._allocations.number(tensor)) is not None:
                 self._written[number] = max(size_of(tensor), self._written.get(number, 0))
 
 
 def _class_of_caller() -> str | None:
-    """The class of the innermost running function that has one; None within a formula of autograd."""
+    """The class of the innermost running function that has one, up to autograd's engine."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        function = f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}"
-        if function == ENGINE:
+        if frame.f_code is ENGINE:
             return None
-        if (kind := _class_of_function(function)) is not None:
+        if (kind := _class_of_function(frame.f_code, frame.f_globals.get("__name__", ""))) is not None:
             return kind
         frame = frame.f_back
     return None
 
 
 @functools.cache
-def _class_of_function(name: str) -> str | None:
-    return search(AROUND, [name])
+def _class_of_function(code: CodeType, module: str) -> str | None:
+    return search(AROUND, [f"{module}.{code.co_qualname}"])
 
 
 def _along_rows(args: Any) -> bool:

@@ -82,6 +82,7 @@ USED = (
     *(f"torch._C.{name}" for name in ("_autograd._get_sequence_nr", "_current_autograd_node",
       "_current_graph_task_id", "_dispatch_has_kernel_for_dispatch_key", "_get_dispatch_mode",
       "_set_only_lift_cpu_tensors", "_TorchDispatchModeKey.FAKE")),
+    "torch.autograd.graph._engine_run_backward",
     *(f"torch.distributed.pipelining._utils.{name}" for name in ("_StageBackwardMeta", "_StageForwardMeta",
       "InferenceMode.DYNAMIC", "extract_tensor_meta")),
     *(f"torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam.{name}" for name in SUMS),

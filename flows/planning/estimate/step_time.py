@@ -283,7 +283,8 @@ def context_parallel(rank: RankWork) -> float:
 
 def logits(rank: RankWork) -> float:
     """The products of the output layer, by chunks: forward, again if the loss recomputes them, and backward
-    for states and weight, whose gradient is added in float32; and the loss. A reward takes almost no time."""
+    for states and weight, whose gradient is zeroed, added to in float32, and rounded; and the loss. A reward
+    takes almost no time."""
     if not rank.words:
         return 0.0
     dim, chunks = rank.model.dim, -(-rank.tokens // CHUNK_TOKENS)
@@ -292,7 +293,8 @@ def logits(rank: RankWork) -> float:
     products += rank.product(chunk, dim, rank.words, 8 * dim * rank.words)
     # kernels read logits for sums, which a backward pass makes again, and turn them into their gradient
     accesses = (3 + rank.objective.recomputes_logits) * rank.b + 4 * rank.objective.logit_accesses
-    return chunks * (products + rank.moved(accesses * chunk * rank.words))
+    gradient = (8 + rank.b) * dim * rank.words * (rank.trained.head > dim)
+    return chunks * (products + rank.moved(accesses * chunk * rank.words)) + rank.moved(gradient)
 
 
 def sums_of_output(rank: RankWork) -> float:
