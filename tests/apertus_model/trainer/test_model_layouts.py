@@ -81,7 +81,9 @@ MODELS = {
         slow_recomputed=("full", "selective"),
     ),
     "linear attention": Model(
-        {"mamba": Mamba(layers=[0, 2], chunk=8, decay=False)}, slow=("TP with SP", "FSDP x TP with SP")
+        {"mamba": Mamba(layers=[0, 2], chunk=8, decay=False)},
+        slow=("TP with SP", "FSDP x TP with SP"),
+        weights=4e-5,
     ),
     "pairs": Model(
         {"layer_pairs": LayerPairs(start=1, layers=4)},
