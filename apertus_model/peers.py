@@ -96,8 +96,8 @@ class Peers:
                     self._accept()
 
     def _accept(self) -> None:
-        """Follows every rank that has connected to this one, if this is rank 0. A rank that connects after
-        rank 0 has left the block is told so."""
+        """Follows every rank that has connected to this one, if this is rank 0. If rank 0 has left the block,
+        it sends each of them FINISHED."""
         with self._accepting, contextlib.suppress(OSError):  # no more; or a peer is gone again
             while self._listener is not None:
                 connection = self._listener.accept()[0]

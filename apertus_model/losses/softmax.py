@@ -1,8 +1,8 @@
 """The softmax of rows of logits, and its gradient, as two operators that work in the memory of the logits.
 
-On CUDA they run Triton's kernels, which read logits once for sums, and once to overwrite them; elsewhere,
-formulas, which keep exp(logit - largest) from one operator to the other. They are opaque to code that traces
-them, such as rehearsals, which count what they read and write.
+On CUDA they run Triton's kernels: each operator reads the logits once, and the second overwrites them.
+Elsewhere they run formulas: the first operator leaves exp(logit - largest) in place of the logits for the
+second. Code that traces them, such as a rehearsal, sees each as one operator.
 
 Shape suffixes: C rows, V words, which may be a part of the vocabulary.
 """

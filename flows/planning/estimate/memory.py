@@ -86,8 +86,9 @@ def last_norm(rank: Rank) -> float:
 
 
 def chunk_of_logits(rank: Rank) -> float:
-    """The logits in the parameters' precision, which kernels of a GPU overwrite by their gradient, and
-    elsewhere in float32 too; or the tensors of distillation; and the states of the chunk."""
+    """The bytes of a chunk's states, and of its logits. Distillation holds several float32 tensors of their
+    size. Other losses hold the logits in the parameters' precision, which kernels of a GPU overwrite by their
+    gradient; without kernels, they hold a float32 copy, too."""
     alone = rank.b if rank.device == "cuda" else 6 if rank.b == 2 else 4
     logits = rank.words * (4 * rank.objective.chunk_logits or alone)
     states = rank.model.dim * (4 if rank.device == "cpu" else rank.b) * bool(rank.words)
